@@ -1,0 +1,507 @@
+"""The plumbing of a run: its folder, log files, progress line, checkpoints, resume and signals.
+
+A run's folder holds
+
+    args.json        arguments, versions, git commit, device, command
+    episodes.csv     step, return, length, bonus, coverage; one row per finished episode
+    updates.csv      step and the losses; one row per iteration of training
+    evals.csv        step and the results of evaluation
+    events.*         the same for TensorBoard, and the speed
+    checkpoint.pt    everything needed to go on; tensors and plain values only
+    visits.png       how often each cell of the map was visited in the run
+    *.gif            with --capture-video
+
+`Run.checkpoint` is called where the state is complete, at the top of each iteration. It keeps the
+state in memory, so that a signal, a NaN or a crash can save the last complete state at any moment;
+`--resume` cuts the CSV files back to that state and goes on as if nothing had happened.
+"""
+
+import atexit
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+# What may differ between a run and its continuation; all other arguments are the run's own.
+RESUMABLE = (
+    "resume",
+    "total_timesteps",
+    "device",
+    "num_threads",
+    "checkpoint_every",
+    "eval_every",
+    "eval_episodes",
+    "track",
+    "capture_video",
+)
+PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "tensorboard", "tyro")
+PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
+
+
+def fail(message: str) -> NoReturn:
+    """End the program with one line on standard error and exit status 1."""
+    raise SystemExit(f"error: {message}")
+
+
+def resume_args(args: Any, script: str) -> Any:
+    """With `--resume RUN_DIR`, take the arguments of that run.
+
+    args      dataclass   the command line; a field that differs from its default must agree with the
+                          run's, except for those in RESUMABLE, which the command line decides
+    returns   dataclass   the arguments to train with
+    Ends the program with one line if the folder is not a run of `script`.
+    """
+    if args.resume is None:
+        return args
+    folder = Path(args.resume)
+    try:
+        record = json.loads((folder / "args.json").read_text())
+    except FileNotFoundError:
+        fail(f"--resume {folder}: there is no run here (no args.json); name the folder of a run")
+    except (OSError, ValueError) as error:
+        fail(f"--resume {folder}: args.json cannot be read ({error})")
+    if record.get("script") != script:
+        fail(f"--resume {folder}: this is a run of {record.get('script')}.py, not of {script}.py")
+    saved = record["args"]
+    for field in dataclasses.fields(args):
+        given, default = getattr(args, field.name), field.default
+        if field.name in RESUMABLE:
+            if given == default and field.name != "resume" and field.name in saved:
+                setattr(args, field.name, saved[field.name])
+        elif field.name in saved:
+            if given not in (default, saved[field.name]):
+                flag = "--" + field.name.replace("_", "-")
+                fail(
+                    f"--resume {folder}: {flag} {given} differs from the run's {saved[field.name]}"
+                )
+            setattr(args, field.name, saved[field.name])
+    return args
+
+
+def select_device(name: str) -> torch.device:
+    """Turn auto, cpu, cuda or mps into a device; auto is CUDA where there is one, else the CPU."""
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        name = "cuda" if available["cuda"] else "cpu"
+    if not available[name]:
+        fail(f"--device {name}: PyTorch finds no such device here; take --device cpu")
+    return torch.device(name)
+
+
+def check_memory(what: str, num_bytes: int, device: torch.device) -> None:
+    """Print the size of a buffer before it is made; end the program if it cannot fit."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    print(f"{what}: {num_bytes / 2**20:.0f} MiB of {free / 2**20:.0f} MiB free", flush=True)
+    if num_bytes > free:
+        fail(f"the {what} needs {num_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free")
+
+
+def to_tensors(state: Any) -> Any:
+    """Turn the arrays in nested dicts and lists into tensors, which `weights_only=True` can load."""
+    if isinstance(state, dict):
+        return {key: to_tensors(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [to_tensors(value) for value in state]
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state.copy())
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def save_gif(path: Path, frames: list[np.ndarray], fps: int) -> None:
+    """Write (H, W, 3) uint8 images as an animation."""
+    from PIL import Image
+
+    images = [Image.fromarray(frame) for frame in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
+
+
+def draw_visits(path: Path, visits: np.ndarray, reachable: np.ndarray, title: str) -> None:
+    """Draw how often each cell was visited as a heatmap over the map.
+
+    visits      (H, W) int    cells that cannot be reached are drawn black, unvisited ones white
+    reachable   (H, W) bool
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(np.where(reachable, 1.0, 0.0), cmap="gray", vmin=0, vmax=1)
+    seen = np.ma.masked_where(visits == 0, visits)
+    image = axes.imshow(seen, cmap="viridis", norm=LogNorm(1, max(2, int(visits.max()))))
+    figure.colorbar(image, label="visits in the run")
+    axes.set(title=title, xlabel="column", ylabel="row")
+    figure.savefig(path, dpi=120)
+
+
+class Run:
+    """The folder of one run and all that is written there.
+
+    folder    Path      absolute, so that an environment which changes the working directory is harmless
+    """
+
+    def __init__(self, args: Any, script: str, name: str, device: torch.device):
+        """
+        args      dataclass   uses runs_dir, run_name, resume, total_timesteps, checkpoint_every, track
+        script    str         name of the script without .py
+        name      str         what the folder is called unless --run-name says so; a time is added
+        """
+        self.args, self.script, self.device = args, script, device
+        if args.track:
+            self._start_tracking(script)
+        self.folder = Path(args.resume).resolve() if args.resume else self._make_folder(name)
+        self.finished = False
+        self._snapshot: bytes | None = None
+        self._next_save = 0
+        self._loaded: dict[str, Any] | None = None
+        if args.resume:
+            self._loaded = self._read_checkpoint()
+        else:
+            with self._writing():
+                (self.folder / "args.json").write_text(json.dumps(self._record(), indent=2) + "\n")
+        self._files: dict[str, io.TextIOWrapper] = {}
+        self._columns: dict[str, list[str]] = {}
+        with self._writing():
+            for name in self._loaded["files"] if self._loaded else ():
+                self._open(name, [])
+            if "episodes.csv" not in self._files:
+                self._open("episodes.csv", ["step", "return", "length", "bonus", "coverage"])
+            start = self._loaded["global_step"] if self._loaded else 0
+            self.writer = SummaryWriter(str(self.folder), purge_step=start + 1 if start else None)
+        self._bar: tqdm | None = None
+        self._start_step, self._start_time = start, time.monotonic()
+        self._line_time = self._start_time
+        self._handlers = {}
+        with contextlib.suppress(ValueError):  # only the main thread may handle signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        atexit.register(self._at_exit)
+        print(f"run folder: {self.folder}", flush=True)
+
+    # -- folder and record ---------------------------------------------------------------------
+
+    def _make_folder(self, name: str) -> Path:
+        runs_dir = Path(self.args.runs_dir).resolve()
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            if self.args.run_name:
+                folder = runs_dir / re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]
+                folder.mkdir()
+                return folder
+            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:55] + time.strftime("-%Y%m%d-%H%M%S")
+            for attempt in range(1, 1000):
+                folder = runs_dir / (stem if attempt == 1 else f"{stem}-{attempt}")
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir()
+                    return folder
+        except FileExistsError:
+            fail(f"{folder} exists: take another --run-name, or --resume {folder} to go on with it")
+        except OSError as error:
+            fail(
+                f"cannot make a run folder in {runs_dir} ({error.strerror}): take another --runs-dir"
+            )
+        fail(f"{runs_dir} has a thousand runs of this second: take another --run-name")
+
+    def _record(self) -> dict[str, Any]:
+        versions = {"python": platform.python_version()}
+        for package in PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        try:
+            commit = subprocess.run(
+                command, capture_output=True, text=True, timeout=10
+            ).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            commit = ""
+        device = str(self.device)
+        if self.device.type == "cuda":
+            device += f" ({torch.cuda.get_device_name(self.device)})"
+        return {
+            "script": self.script,
+            "args": dataclasses.asdict(self.args),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "versions": versions,
+            "git_commit": commit or None,
+            "device": device,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+
+    def _start_tracking(self, script: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
+        wandb.init(project="sofe", name=script, config=dataclasses.asdict(self.args))
+        wandb.tensorboard.patch(save=False)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self):
+        """Turn a full disk or a folder that is gone into one line; the checkpoint on disk stays."""
+        try:
+            yield
+        except OSError as error:
+            self.finished = True  # there is no use in writing more
+            kept = f"; continue with --resume {self.folder}" if self._saved() else ""
+            fail(f"cannot write to {self.folder} ({error.strerror}): make room{kept}")
+
+    def _saved(self) -> bool:
+        return (self.folder / "checkpoint.pt").exists()
+
+    def _open(self, name: str, columns: list[str]) -> None:
+        """Open a CSV file: anew, or cut back to where the checkpoint left it, with its own columns."""
+        path = self.folder / name
+        size = self._loaded["files"].get(name, 0) if self._loaded else 0
+        with open(path, "ab") as file:
+            file.truncate(size)
+        self._files[name] = open(path, "a", newline="")
+        if size == 0:
+            csv.writer(self._files[name], lineterminator="\n").writerow(columns)
+        else:
+            columns = path.read_text().partition("\n")[0].split(",")
+        self._columns[name] = columns
+
+    def _write_row(self, name: str, row: dict[str, float]) -> None:
+        if name not in self._files:
+            self._open(name, list(row))
+        values = [
+            f"{row[c]:.6g}" if isinstance(row[c], float) else row[c] for c in self._columns[name]
+        ]
+        csv.writer(self._files[name], lineterminator="\n").writerow(values)
+
+    def log_episodes(
+        self, step: int, returns: Any, lengths: Any, bonuses: Any, coverages: Any
+    ) -> None:
+        """Record the episodes that ended in this step: all in the CSV, their mean in TensorBoard.
+
+        step       int          env steps summed over envs
+        returns    (K,) float   sum of the task's own reward
+        lengths    (K,) int     steps
+        bonuses    (K,) float   sum of the bonus
+        coverages  (K,) float   share of the reachable cells visited in the episode
+        """
+        columns = self._columns["episodes.csv"]
+        with self._writing():
+            for row in zip(returns, lengths, bonuses, coverages, strict=True):
+                values = (step, float(row[0]), int(row[1]), float(row[2]), float(row[3]))
+                self._write_row("episodes.csv", dict(zip(columns, values, strict=True)))
+            self._scalars(
+                step,
+                {
+                    "charts/episodic_return": float(np.mean(returns)),
+                    "charts/episodic_length": float(np.mean(lengths)),
+                    "explore/episodic_bonus": float(np.mean(bonuses)),
+                    "explore/coverage": float(np.mean(coverages)),
+                },
+            )
+
+    def log_update(self, step: int, metrics: dict[str, float]) -> None:
+        """Record the losses of an iteration; end the program if one is not a finite number."""
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if bad:
+            self._leave(
+                f"error: {bad[0]} is {metrics[bad[0]]} in the update at step {step}: lower "
+                f"--learning-rate or --beta; the last good state is kept"
+            )
+        with self._writing():
+            self._write_row(
+                "updates.csv",
+                {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()},
+            )
+            self._scalars(step, metrics)
+
+    def log_eval(self, step: int, metrics: dict[str, float]) -> None:
+        """Record an evaluation."""
+        with self._writing():
+            self._write_row(
+                "evals.csv",
+                {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()},
+            )
+            self._scalars(step, metrics)
+
+    def _scalars(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def progress(self, step: int, **shown: float) -> None:
+        """Redraw the progress bar, or print a line now and then where there is no terminal."""
+        now, total = time.monotonic(), self.args.total_timesteps
+        speed = (step - self._start_step) / max(now - self._start_time, 1e-9)
+        self.writer.add_scalar("charts/SPS", speed, step)
+        if sys.stderr.isatty():
+            if self._bar is None:
+                self._bar = tqdm(
+                    total=total, initial=self._start_step, unit="step", dynamic_ncols=True
+                )
+            self._bar.set_postfix(
+                {key: f"{value:.3g}" for key, value in shown.items()}, refresh=False
+            )
+            self._bar.update(step - self._bar.n)
+        elif now - self._line_time >= PROGRESS_SECONDS or step >= total:
+            self._line_time = now
+            left = tqdm.format_interval(max(total - step, 0) / max(speed, 1e-9))
+            text = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
+            print(f"step {step}/{total}  {speed:.0f} steps/s  {left} left  {text}", flush=True)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        """Remember the complete state of training, and write it every --checkpoint-every steps.
+
+        step     int    env steps done
+        state    dict   tensors, arrays, numbers, strings, and dicts and lists of them
+        """
+        with self._writing():
+            for file in self._files.values():
+                file.flush()
+        content = {
+            "script": self.script,
+            "args": dataclasses.asdict(self.args),
+            "global_step": step,
+            "files": {name: os.path.getsize(self.folder / name) for name in self._files},
+            "torch_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "state": to_tensors(state),
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        self._snapshot = buffer.getvalue()
+        if step >= self._next_save:
+            if step > 0:
+                self._save()
+            every = self.args.checkpoint_every
+            self._next_save = (step // every + 1) * every
+
+    def _save(self) -> None:
+        """Write the state in memory under a temporary name, then rename it: never half a file."""
+        if self._snapshot is None:
+            return
+        temporary = self.folder / "checkpoint.pt.tmp"
+        with self._writing():
+            try:
+                with open(temporary, "wb") as file:
+                    file.write(self._snapshot)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.folder / "checkpoint.pt")
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        path = self.folder / "checkpoint.pt"
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            script, saved, state = content["script"], content["args"], content["state"]
+        except FileNotFoundError:
+            fail(f"{path} does not exist: the run ended before its first checkpoint; start it anew")
+        except Exception as error:
+            reason = str(error).splitlines()[0][:100]
+            fail(
+                f"{path} is damaged or no checkpoint of this project ({reason}); start the run anew"
+            )
+        if script != self.script:
+            fail(f"{path} is a checkpoint of {script}.py, not of {self.script}.py")
+        for key, value in dataclasses.asdict(self.args).items():
+            if key not in RESUMABLE and key in saved and saved[key] != value:
+                fail(
+                    f"{path} was made with {key}={saved[key]}, the run's args.json has {key}={value}"
+                )
+        assert state is not None
+        return content
+
+    def load(self) -> dict[str, Any] | None:
+        """The state that `checkpoint` was given, with `--resume`; also restores the random generators."""
+        if self._loaded is None:
+            return None
+        torch.set_rng_state(self._loaded["torch_rng"])
+        if torch.cuda.is_available() and len(self._loaded["cuda_rng"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(self._loaded["cuda_rng"])
+        print(f"resumed at step {self._loaded['global_step']}", flush=True)
+        return self._loaded["state"]
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _leave(self, line: str, status: int = 1) -> NoReturn:
+        """Save the last complete state, print one line, end the program."""
+        self._save()
+        self.finished = True
+        saved = f"; continue with --resume {self.folder}" if self._saved() else ""
+        newline = "\n" if self._bar is not None else ""
+        os.write(2, f"{newline}{line}{saved}\n".encode())  # safe inside a signal handler
+        raise SystemExit(status)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not tear the file
+        step = "before the first iteration" if self._snapshot is None else "state saved"
+        self._leave(f"stopped by {signal.Signals(number).name}, {step}", 128 + number)
+
+    def _at_exit(self) -> None:
+        """A crash: keep what there is."""
+        if not self.finished:
+            self._save()
+            self.close()
+            if self._saved():
+                print(f"the last complete state is saved: --resume {self.folder}", file=sys.stderr)
+
+    def finish(self, step: int, state: dict[str, Any], visits: Any, reachable: np.ndarray) -> None:
+        """Save the final state and the picture of the visits."""
+        self._next_save = 0
+        self.checkpoint(step, state)
+        with self._writing():
+            draw_visits(
+                self.folder / "visits.png",
+                np.asarray(visits),
+                reachable,
+                f"{self.script}.py, {step} steps",
+            )
+        self.finished = True
+
+    def summary(self, metrics: dict[str, float]) -> None:
+        """Print the last lines of a run and close its files."""
+        self.close()
+        text = "  ".join(f"{key.split('/')[-1]} {value:.4g}" for key, value in metrics.items())
+        print(f"done: {text}")
+        print(f"curves: tensorboard --logdir {self.folder}")
+        if (self.folder / "visits.png").exists():
+            print(f"picture of the visits: {self.folder / 'visits.png'}", flush=True)
+
+    def close(self) -> None:
+        self.finished = True
+        atexit.unregister(self._at_exit)
+        if self._bar is not None:
+            self._bar.close()
+        with self._writing():
+            for file in self._files.values():
+                file.close()
+            self.writer.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
