@@ -1,30 +1,26 @@
 """PPO with exploration bonuses, and SOFE: the agent sees the statistics that the bonus is made of.
 
-A bonus that depends on visit counts pays less for the same cell each time, so an agent that sees only
-the maze chases a moving reward. SOFE shows it the counts phi_t beside the observation, and the reward
-becomes a fixed function of what it sees. `visit`, `bonus` and `augment` below are all there is to it.
+A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
+chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
+becomes a fixed function of what it sees: `visit`, `compute_bonus`, `augment` are all there is to it.
 
-    python ppo_sofe.py --bonus sqrt --augment --ext-coef 0      # SOFE, reward-free exploration
+    python ppo_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
     python ppo_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
 
-Sources
-    [SOFE]  Castanyer, Romoff, Berseth 2024, Improving Intrinsic Exploration by Creating Stationary
-            Objectives; tags name the section, equation or table by its label there
+Sources; a tag names a label of the paper, an equation or a function
+    [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
     [PPO]   Schulman et al. 2017, Proximal Policy Optimization Algorithms
     [GAE]   Schulman et al. 2016, High-Dimensional Continuous Control Using GAE
-    [SB3]   stable-baselines3, which the paper used: initialisation, activations, losses
+    [SB3]   stable-baselines3, which the paper used: initialisation, losses, epsilon of Adam
 
-Choices where the paper is silent (docs/ppo_sofe.md says more)
-    - the visit that is paid for is counted: beta / sqrt(N_t(s') + 1), so that a first visit pays beta
-    - s_0 counts as visited once when an episode starts
-    - the counts enter the network as 1 / sqrt(1 + N), the best of four encodings in our ablation
-    - a time limit is no death: V(s') with the old episode's phi is bootstrapped there
+Where the paper is silent (more in docs/ppo_sofe.md): the visit that is paid for is counted, so a
+first visit pays beta; s_0 counts once when an episode starts; counts enter the network as
+1 / sqrt(1 + N); a time limit is no death: V(s') is bootstrapped with the phi of the episode cut off.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
@@ -34,11 +30,20 @@ from torch.distributions import Categorical
 
 from common import deepsea, mazes, runs
 
-SIGMA_FLOOR = 0.03  # S-Max: smallest standard deviation, about 1 / sqrt(1000), see `gaussian`
+SIGMA_FLOOR = 0.03  # S-Max: smallest standard deviation, about 1 / sqrt(1000 steps)
+
+# How a table of counts (R, H, W) enters the network; isqrt is bounded, invertible and the default.
+ENCODINGS = {
+    "isqrt": lambda counts: (counts + 1).rsqrt(),
+    "log": torch.log1p,
+    "max": lambda counts: counts / counts.amax((1, 2), keepdim=True).clamp(min=1),
+    "raw": lambda counts: counts,
+}
 
 
 @dataclass
 class Args:
+    # Run
     seed: int = 1
     """seed of the networks, the actions, the minibatches, and of DeepSea's action map"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -46,7 +51,7 @@ class Args:
     num_threads: int = 1
     """CPU threads of PyTorch; two runs of one thread are faster than one run of two"""
     total_timesteps: int = 1_000_000
-    """environment steps to train for, summed over the envs"""
+    """environment steps, summed over the envs, rounded up to whole rollouts"""
     runs_dir: str = "runs"
     """folder in which the run makes its own folder"""
     run_name: str | None = None
@@ -55,24 +60,30 @@ class Args:
     """folder of a run to go on with; its arguments are taken from there"""
     checkpoint_every: int = 100_000
     """environment steps between two checkpoints on disk"""
+    eval_episodes: int = 10
+    """episodes of an evaluation, greedy and again sampled (0: no evaluation)"""
+    eval_every: int = 0
+    """environment steps between two evaluations (0: only one at the end)"""
+    capture_video: bool = False
+    """write the first episode of each evaluation at the end as a .gif"""
     track: bool = False
     """mirror the run to Weights & Biases (pip install wandb)"""
 
+    # Environment
     env_id: Literal["Maze1-v0", "Maze2-v0", "Maze3-v0", "DeepSea-v0"] = "Maze1-v0"
     """the environment, see common/mazes.py and common/deepsea.py"""
     goal: bool = False
     """Maze 2 only: a goal 75 moves from the start, worth 1, that ends the episode"""
     view: int | None = None
-    """mazes only: odd side of the window round the avatar that is seen, in cells (None: the whole map)"""
+    """mazes only: odd side of the window round the avatar that is seen, in cells (None: all)"""
     max_steps: int = 1000
     """mazes only: time limit of an episode in steps, a truncation"""
-    stagger: bool = False
-    """mazes only: shorten the first episodes, so that the envs reach the time limit at different steps"""
-    deepsea_size: int = 10
-    """DeepSea only: rows, columns and steps of an episode"""
     engine: Literal["auto", "griddly", "numpy"] = "auto"
     """mazes only: what runs them, with equal results; auto is Griddly where it is installed"""
+    deepsea_size: int = 10
+    """DeepSea only: rows, columns and steps of an episode"""
 
+    # Algorithm: the defaults are [SOFE tab:ppo_hyperparameters]
     learning_rate: float = 3e-4
     """step size of Adam"""
     num_envs: int = 16
@@ -88,7 +99,7 @@ class Args:
     gae_lambda: float = 0.95
     """lambda of GAE, in [0, 1]"""
     clip_coef: float = 0.2
-    """epsilon of PPO's clipped ratio"""
+    """epsilon of the clipped ratio"""
     norm_adv: bool = True
     """normalise the advantages of each minibatch"""
     ent_coef: float = 0.0
@@ -106,10 +117,11 @@ class Args:
     embedding_dim: int = 512
     """features that a tower ends in (512: the paper; 128: the CPU setting)"""
 
+    # Exploration bonus
     bonus: Literal["none", "sqrt", "salesman", "smax"] = "sqrt"
-    """intrinsic reward: by visit counts [SOFE sqrt_rew, salesman_rew] or S-Max [SOFE eq:smirl_reward]"""
+    """the intrinsic reward, see `compute_bonus`"""
     counts: Literal["episodic", "global"] = "episodic"
-    """episodic: a table per environment, cleared with its episode; global: one table for the whole run"""
+    """episodic: a table per env, cleared with its episode; global: one table for the whole run"""
     augment: bool = False
     """SOFE: show the bonus's statistics phi_t to the agent"""
     encoding: Literal["isqrt", "log", "max", "raw"] = "isqrt"
@@ -121,224 +133,180 @@ class Args:
     ext_coef: float = 1.0
     """weight of the task's own reward; 0 is the reward-free setting"""
 
-    eval_episodes: int = 10
-    """episodes of each evaluation, greedy and sampled (0: no evaluation)"""
-    eval_every: int = 0
-    """environment steps between two evaluations (0: only at the end)"""
-    capture_video: bool = False
-    """mazes and DeepSea: write an episode of the last evaluations as .gif"""
-
     @property
     def batch_size(self) -> int:
         """B = T * N, samples per iteration"""
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
-        positive = "num_threads total_timesteps checkpoint_every max_steps num_envs num_steps"
-        positive += " minibatch_size update_epochs channels embedding_dim learning_rate"
-        for name in positive.split():
-            if getattr(self, name) <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} must be greater than 0")
-        if self.augment and self.bonus == "none":
-            raise ValueError(
-                "--augment shows the statistics of a bonus: it cannot go with --bonus none"
-            )
-        if self.goal and self.env_id != "Maze2-v0":
-            raise ValueError(
-                f"--goal is in Maze2-v0 only: it cannot go with --env-id {self.env_id}"
-            )
-        if self.view is not None and (self.view < 1 or self.view % 2 == 0):
-            raise ValueError(f"--view {self.view} must be an odd number of cells")
-        if self.view is not None and self.env_id == "DeepSea-v0":
-            raise ValueError("--view is for mazes: it cannot go with --env-id DeepSea-v0")
-        if self.deepsea_size < 2:
-            raise ValueError("--deepsea-size must be at least 2")
-        if self.minibatch_size > self.batch_size:
-            raise ValueError(
-                f"--minibatch-size {self.minibatch_size} is larger than the batch, "
-                f"--num-steps {self.num_steps} x --num-envs {self.num_envs}"
-            )
-        if self.engine == "griddly" and not mazes.griddly_installed():
-            raise ValueError("--engine griddly: pip install griddly==1.6.7, or take --engine numpy")
+        runs.require_positive(
+            self,
+            "num_threads total_timesteps checkpoint_every max_steps learning_rate num_envs "
+            "num_steps minibatch_size update_epochs channels embedding_dim",
+        )
+        is_maze, griddly = self.env_id != "DeepSea-v0", mazes.griddly_installed()
+        runs.forbid(
+            ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
+            ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
+            ("--view and --env-id: mazes only", self.view is not None and not is_maze),
+            ("--view: an odd number of cells", self.view is not None and self.view % 2 == 0),
+            ("--deepsea-size: at least 2", self.deepsea_size < 2),
+            (
+                "--minibatch-size: at most num_steps x num_envs",
+                self.minibatch_size > self.batch_size,
+            ),
+            ("--engine griddly: " + mazes.NO_GRIDDLY, self.engine == "griddly" and not griddly),
+        )
 
 
-def make_envs(args: Args, num_envs: int) -> gym.vector.VectorEnv:
-    """N environments with SAME_STEP autoreset, info["cell"] and `reachable`; the place for your own."""
+def make_envs(args, num_envs):
+    """N envs with SAME_STEP autoreset, info["cell"] and `reachable`: put your own in here."""
     if args.env_id == "DeepSea-v0":
         return deepsea.DeepSeaVecEnv(num_envs, args.deepsea_size, mapping_seed=args.seed)
-    return mazes.MazeVecEnv(
-        num_envs, args.env_id, None, args.goal, args.view, args.max_steps, args.engine
-    )
+    maze = {"maze": args.env_id, "goal": args.goal, "view": args.view, "max_steps": args.max_steps}
+    return mazes.MazeVecEnv(num_envs, engine=args.engine, **maze)
 
 
-# --- Network ---------------------------------------------------------------------------------------
-
-
-def init_layer(layer: nn.Module, gain: float) -> nn.Module:
+def init_layer(layer, gain):
     """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def make_tower(shape: tuple[int, int, int], args: Args) -> nn.Sequential:
-    """Features of (C, H, W) maps: the paper's CNN [SOFE app:train_details], or one hidden layer."""
-    dim = args.embedding_dim
+def make_tower(shape, args):
+    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
+    channels, height, width = shape
     if args.network == "mlp":
-        hidden = nn.Linear(int(np.prod(shape)), dim)
-        nn.init.normal_(
-            hidden.weight, std=0.1
-        )  # a larger one drowns the cells that are seldom seen
+        hidden = nn.Linear(channels * height * width, args.embedding_dim)
+        nn.init.normal_(hidden.weight, std=0.1)  # much larger weights drown what changes in phi
         nn.init.zeros_(hidden.bias)
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU())
-    layers: list[nn.Module] = []
-    (inputs, height, width), gain = shape, 2**0.5
+    layers = []
     for _ in range(3):
-        layers += [init_layer(nn.Conv2d(inputs, args.channels, 3, 2, 1), gain), nn.ReLU()]
-        inputs, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
-    linear = init_layer(nn.Linear(inputs * height * width, dim), gain)
+        layers += [init_layer(nn.Conv2d(channels, args.channels, 3, 2, 1), 2**0.5), nn.ReLU()]
+        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
+    linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim), 2**0.5)
     return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
+
+
+def make_head(features, outputs, gain):
+    """Two hidden layers of 64: without them obs and phi would only add up. [SB3 net_arch]"""
+    hidden = [init_layer(nn.Linear(features, 64), 2**0.5), nn.Tanh()]
+    hidden += [init_layer(nn.Linear(64, 64), 2**0.5), nn.Tanh()]
+    return nn.Sequential(*hidden, init_layer(nn.Linear(64, outputs), gain))
 
 
 class Agent(nn.Module):
     """Policy and value heads on the features of the observation and, with SOFE, of phi."""
 
-    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
+    def __init__(self, envs, args):
         super().__init__()
         self.obs_tower = make_tower(envs.single_observation_space.shape, args)
-        features = args.embedding_dim
         self.phi_tower = None
         if args.augment:
             num_maps = 2 if args.bonus == "smax" else 1
             self.phi_tower = make_tower((num_maps, *envs.reachable.shape), args)
-            features += args.embedding_dim
-        self.actor = init_layer(nn.Linear(features, envs.single_action_space.n), 0.01)
-        self.critic = init_layer(nn.Linear(features, 1), 1.0)
+        features = args.embedding_dim * (2 if args.augment else 1)
+        self.actor = make_head(features, envs.single_action_space.n, 0.01)
+        self.critic = make_head(features, 1, 1.0)
 
-    def forward(self, obs: torch.Tensor, phi: torch.Tensor) -> tuple[Categorical, torch.Tensor]:
-        """obs (B, C, H, W), phi (B, F, H, W) -> the policy and the values (B,)."""
-        features = self.obs_tower(obs.float())  # (B, D)
+    def forward(self, obs, phi):
+        """obs (M, C, H, W) and phi (M, F, H, W) -> the policy and the values (M,)."""
+        features = self.obs_tower(obs.float())
         if self.phi_tower is not None:
-            features = torch.cat([features, self.phi_tower(phi)], dim=1)  # (B, 2 D)
+            features = torch.cat([features, self.phi_tower(phi)], dim=1)
         policy = Categorical(logits=self.actor(features), validate_args=False)
         return policy, self.critic(features).squeeze(1)
 
 
-# --- Bonus and augmentation: what the paper is about -----------------------------------------------
+# What the paper is about: count the visits, pay for them, show the counts.
 
 
-def visit(counts: torch.Tensor, tables: torch.Tensor, cells: torch.Tensor) -> None:
-    """Record that each env reached its cell. [SOFE sec:method, the Markovian update of phi]
+def visit(counts, tables, cells):
+    """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
 
-    counts   (R, H, W) int64   visits: R = N tables of the episodes, or one global table; changed in place
-    tables   (K,)      int64   which table each env counts in; several may share one
+    counts   (R, H, W) int64   R = N tables, one per episode, or one for the run; changed in place
+    tables   (K,)      int64   the table of each env; several envs may share one
     cells    (K, 2)    int64   (row, column) of s', or (-1, -1) where s' is no cell of the map
     """
     is_cell = (cells[:, 0] >= 0).long()
     counts.index_put_((tables, cells[:, 0], cells[:, 1]), is_cell, accumulate=True)
 
 
-def gaussian(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of the visited one-hot cell maps, each (R, H, W). [SOFE app:smax]
+def fit_gaussian(counts):
+    """Mean and deviation of the states visited, as maps (R, H, W) each. [SOFE app:smax]
 
-    The state of S-Max is the map with a 1 at the avatar. Its mean over the visits is mu = N / sum N, and
-    as its pixels are 0 or 1 its variance is mu (1 - mu), kept above SIGMA_FLOOR squared.
+    A state is the one-hot map of the avatar's cell. The mean of such maps is mu = N / sum N, and as
+    their pixels are 0 or 1 the variance is mu (1 - mu), kept above SIGMA_FLOOR squared.
     """
     mu = counts / counts.sum((1, 2), keepdim=True)
     return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
 
 
-def compute_bonus(
-    counts: torch.Tensor, tables: torch.Tensor, cells: torch.Tensor, bonus: str
-) -> torch.Tensor:
-    """B(s' | phi_t), the bonus for reaching s', from the counts before this visit.
+def compute_bonus(counts, tables, cells, bonus):
+    """B(s' | phi_t): what it pays to reach s', from the statistics before this visit.
 
     counts, tables, cells   as in `visit`
-    bonus                   sqrt      1 / sqrt(N_t(s') + 1)                      [SOFE sqrt_rew]
-                            salesman  1 if N_t(s') = 0, else 0                   [SOFE salesman_rew]
-                            smax      -log p(s') with p = N(mu_t, sigma_t), less its least value, in
-                                      units of 1 / SIGMA_FLOOR^2                 [SOFE eq:smirl_reward]
-    returns                 (K,) float32, 0 where s' is no cell
+    bonus                   sqrt      1 / sqrt(N_t(s') + 1)                       [SOFE sqrt_rew]
+                            salesman  1 if N_t(s') = 0, else 0                [SOFE salesman_rew]
+                            smax      -log p(s') of the Gaussian, less its smallest possible
+                                      value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
+    returns                 (K,) float32; 0 where s' is no cell
     """
     at_cell = (tables, cells[:, 0], cells[:, 1])
     if bonus == "sqrt":
-        value = (counts[at_cell] + 1).float().rsqrt()
+        value = (counts[at_cell] + 1).rsqrt()
     elif bonus == "salesman":
-        value = (counts[at_cell] == 0).float()
+        value = counts[at_cell] == 0
     elif bonus == "smax":
-        # -log p sums (x - mu)^2 / 2 sigma^2 + log sigma over the pixels; x is 0 but for a 1 at s'.
-        mu, sigma = gaussian(counts)
-        elsewhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
-        here = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())
-        value = SIGMA_FLOOR**2 * (elsewhere[tables] + here)
+        # -log p sums (x - mu)^2 / (2 sigma^2) + log sigma over the map, where x is 1 at s', else 0.
+        mu, sigma = fit_gaussian(counts)
+        everywhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
+        at_s = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())  # (K,)
+        value = (everywhere[tables] + at_s) * SIGMA_FLOOR**2
     else:
-        value = torch.zeros(len(cells), device=counts.device)
-    return value * (cells[:, 0] >= 0)
+        value = torch.zeros_like(tables)
+    return value * (cells[:, 0] >= 0).float()
 
 
-def augment(counts: torch.Tensor, tables: torch.Tensor, args: Args) -> torch.Tensor:
-    """phi_t as the network sees it: fixed, bounded, invertible maps of the statistics. [SOFE sec:method]
+def augment(counts, tables, args):
+    """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
 
     counts, tables   as in `visit`
-    returns          (K, F, H, W) float32; F = 1 for counts, 2 for S-Max, 0 without --augment
+    returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
     """
     if not args.augment:
         return torch.zeros((len(tables), 0, *counts.shape[1:]), device=counts.device)
-    if args.bonus == "smax":
-        mu, sigma = gaussian(counts)
-        maps = torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)
-    elif args.encoding == "isqrt":
-        maps = (counts + 1).float().rsqrt().unsqueeze(1)
-    elif args.encoding == "log":
-        maps = counts.float().log1p().unsqueeze(1)
-    elif args.encoding == "max":
-        maps = (counts / counts.amax((1, 2), keepdim=True).clamp(min=1)).unsqueeze(1)
-    else:
-        maps = counts.float().unsqueeze(1)
-    return maps[tables]
+    if args.bonus == "smax":  # both maps are stretched to fill [0, 1]: most of mu is below 0.01
+        mu, sigma = fit_gaussian(counts)
+        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[tables]
+    return ENCODINGS[args.encoding](counts.float()).unsqueeze(1)[tables]
 
 
-# --- Targets and losses ----------------------------------------------------------------------------
+def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
+    """Advantages of a rollout; index t is the action at t and what came of it. [GAE eq. 16]
 
-
-def compute_gae(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    next_value: torch.Tensor,
-    final_values: torch.Tensor,
-    terminations: torch.Tensor,
-    truncations: torch.Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> torch.Tensor:
-    """Advantages; terminations[t], truncations[t] are the outcome of the action at t. [GAE eq. 16]
-
-    rewards, values            (T, N)
-    next_value                 (N,)    V of the observation after the rollout
-    final_values               (T, N)  V of the true s' where an episode was truncated, else unused
-    terminations, truncations  (T, N)  bool
-    returns                    (T, N)  advantages; add `values` for the value targets
+    rewards                    (T, N)
+    values                     (T + 1, N)   the last row is V of the observation after the rollout
+    final_values               (T, N)       V of the true s' where an episode was truncated
+    terminations, truncations  (T, N) bool
+    returns                    (T, N)       add values[:T] for the targets of the critic
     """
-    advantages = torch.zeros_like(rewards)
-    following = torch.zeros_like(next_value)  # advantage at t + 1
+    dones = terminations | truncations
+    next_values = torch.where(truncations, final_values, values[1:]).masked_fill(terminations, 0.0)
+    deltas = rewards + gamma * next_values - values[:-1]
+    advantages = torch.zeros_like(values)
     for t in reversed(range(len(rewards))):
-        bootstrap = torch.where(truncations[t], final_values[t], next_value)
-        bootstrap = bootstrap.masked_fill(terminations[t], 0.0)
-        going_on = ~(terminations[t] | truncations[t])
-        delta = rewards[t] + gamma * bootstrap - values[t]
-        following = delta + gamma * gae_lambda * going_on * following
-        advantages[t] = following
-        next_value = values[t]
-    return advantages
+        advantages[t] = deltas[t] + gamma * gae_lambda * ~dones[t] * advantages[t + 1]
+    return advantages[:-1]
 
 
-def ppo_loss(
-    agent: Agent, batch: dict[str, torch.Tensor], ent_coef: float, args: Args
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clipped surrogate, value and entropy loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
+def ppo_loss(agent, batch, ent_coef, args):
+    """Loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
 
     batch     obs (M, C, H, W), phi (M, F, H, W), actions, logprobs, advantages, returns (M,)
-    returns   loss (), and (5,) pg_loss, v_loss, entropy, approx_kl, clipfrac, without gradient
+    returns   loss (), and its terms and diagnostics as a dict of detached () tensors
     """
     policy, values = agent(batch["obs"], batch["phi"])
     logratio = policy.log_prob(batch["actions"]) - batch["logprobs"]
@@ -351,61 +319,53 @@ def ppo_loss(
     v_loss = F.mse_loss(values, batch["returns"])
     entropy = policy.entropy().mean()
     loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy
-    with torch.no_grad():
-        approx_kl = ((ratio - 1) - logratio).mean()
-        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    return loss, torch.stack([pg_loss, v_loss, entropy, approx_kl, clipfrac]).detach()
-
-
-# --- Evaluation ------------------------------------------------------------------------------------
+    terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy}
+    terms["approx_kl"] = ((ratio - 1) - logratio).mean()
+    terms["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    return loss, {name: term.detach() for name, term in terms.items()}
 
 
 @torch.no_grad()
-def evaluate(
-    agent: Agent, args: Args, counts: torch.Tensor, greedy: bool, video: str | None = None
-) -> dict[str, float]:
-    """Play `eval_episodes` episodes, one in each of as many fresh envs, with the same augmentation.
+def evaluate(agent, counts, args, video=None):
+    """Play `eval_episodes` episodes, one per env, with the likeliest and again with sampled actions.
 
-    counts    (R, H, W) int64   the table of training; read as it stands and never written with global
-                                counts, replaced by new tables with episodic ones
-    greedy    take the likeliest action, else sample
-    video     path of a .gif of the first episode (None: none)
-    returns   mean return, length, coverage
+    counts    (R, H, W) int64   of training, never written: global counts are read as they stand,
+                                episodic ones are replaced by new tables
+    video     folder for a .gif of the first episode (None: no video)
+    returns   dict of eval/greedy_return, eval/greedy_length, eval/greedy_coverage, and sampled
     """
-    envs, device = make_envs(args, args.eval_episodes), counts.device
-    obs, info = envs.reset(seed=args.seed + 10_000)
-    counts, tables = (
-        counts.clone(),
-        torch.zeros(args.eval_episodes, dtype=torch.int64, device=device),
-    )
-    if args.counts == "episodic":
-        counts = torch.zeros(
-            (args.eval_episodes, *counts.shape[1:]), dtype=torch.int64, device=device
-        )
-        tables = torch.arange(args.eval_episodes, device=device)
-        visit(counts, tables, torch.as_tensor(info["cell"], device=device))
-    results = np.full((args.eval_episodes, 3), np.nan)
-    frames = []
-    with torch.random.fork_rng():  # evaluation must not change the course of training
-        torch.manual_seed(args.seed + 10_000)
-        while np.isnan(results).any():
-            if video and np.isnan(results[0]).any():
-                frames.append(envs.render()[0])
-            policy, _ = agent(torch.as_tensor(obs, device=device), augment(counts, tables, args))
-            actions = policy.logits.argmax(1) if greedy else policy.sample()
-            obs, _, terminations, truncations, info = envs.step(actions.cpu().numpy())
-            for i in np.flatnonzero((terminations | truncations) & np.isnan(results[:, 0])):
-                episode = info["final_info"]["episode"]
-                results[i] = episode["r"][i], episode["l"][i], episode["coverage"][i]
-            if args.counts == "episodic":
-                visit(counts, tables, torch.as_tensor(info["cell"], device=device))
-    envs.close()
-    if video:
-        runs.save_gif(video, frames, fps=30)
-    return dict(zip(("return", "length", "coverage"), results.mean(0).tolist(), strict=True))
-
-
-# --- Training --------------------------------------------------------------------------------------
+    metrics, N, device = {}, args.eval_episodes, counts.device
+    for mode in ("greedy", "sampled") if N else ():
+        envs = make_envs(args, N)
+        obs, info = envs.reset()
+        tables = torch.zeros(N, dtype=torch.int64, device=device)
+        if args.counts == "episodic":
+            tables = torch.arange(N, device=device)
+            counts = torch.zeros((N, *counts.shape[1:]), dtype=torch.int64, device=device)
+            visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+        results, frames = np.full((3, N), np.nan), []
+        with torch.random.fork_rng():  # so that an evaluation does not change the training after it
+            torch.manual_seed(args.seed + 10_000)
+            while np.isnan(results).any():
+                if video and np.isnan(results[0, 0]):
+                    frames.append(envs.render()[0])
+                policy, _ = agent(
+                    torch.as_tensor(obs, device=device), augment(counts, tables, args)
+                )
+                actions = policy.logits.argmax(1) if mode == "greedy" else policy.sample()
+                obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
+                ended = (terminated | truncated) & np.isnan(results[0])
+                if ended.any():
+                    episode = info["final_info"]["episode"]
+                    results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
+                if args.counts == "episodic":
+                    visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+        envs.close()
+        if video:
+            runs.save_gif(video / f"{mode}.gif", frames, fps=30)
+        for name, result in zip(("return", "length", "coverage"), results, strict=True):
+            metrics[f"eval/{mode}_{name}"] = float(result.mean())
+    return metrics
 
 
 def main(args: Args) -> dict[str, float]:
@@ -413,71 +373,44 @@ def main(args: Args) -> dict[str, float]:
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
     device = runs.select_device(args.device)
+    T, N, B = args.num_steps, args.num_envs, args.batch_size
 
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, N)
     agent = Agent(envs, args).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    tables = torch.arange(N, device=device) * (args.counts == "episodic")
+    num_tables = N if args.counts == "episodic" else 1
+    counts = torch.zeros((num_tables, *envs.reachable.shape), dtype=torch.int64, device=device)
+    episode_bonus = torch.zeros(N, device=device)
 
-    T, N, B = args.num_steps, args.num_envs, args.batch_size
-    run_table = torch.zeros(N, dtype=torch.int64, device=device)  # every env counts in table 0
-    visits = torch.zeros((1, *envs.reachable.shape), dtype=torch.int64, device=device)
-    counts, tables = visits, run_table
-    if args.counts == "episodic":
-        tables = torch.arange(N, device=device)
-        counts = torch.zeros((N, *envs.reachable.shape), dtype=torch.int64, device=device)
-    phi_shape = augment(counts, tables, args).shape[1:]
     obs_shape = envs.single_observation_space.shape
-    size = B * (int(np.prod(obs_shape)) + 4 * int(np.prod(phi_shape)) + 40)
-    runs.check_memory("rollout", size, device)
+    phi_shape = augment(counts, tables, args).shape[1:]
+    size = B * (np.prod(obs_shape) + 4 * np.prod(phi_shape) + 40)
+    runs.check_memory("rollout", int(size), device)
     obs = torch.zeros((T, N, *obs_shape), dtype=torch.uint8, device=device)
     phis = torch.zeros((T, N, *phi_shape), device=device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
-    logprobs, values, final_values, ext_rewards, int_rewards = torch.zeros((5, T, N), device=device)
+    logprobs, final_values, ext_rewards, int_rewards = torch.zeros((4, T, N), device=device)
+    values = torch.zeros((T + 1, N), device=device)
     terminations, truncations = torch.zeros((2, T, N), dtype=torch.bool, device=device)
 
-    name = f"ppo-{args.env_id}-{args.bonus}-{'sofe' if args.augment else 'plain'}-seed{args.seed}"
-    run = runs.Run(args, "ppo_sofe", name, device)
-    num_iterations = -(-args.total_timesteps // B)  # the last rollout is a whole one
-    first, update, episode_bonus = 1, 0, torch.zeros(N, device=device)
-    saved = run.load()
-    if saved:
-        agent.load_state_dict(saved["agent"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first, update, next_eval = saved["iteration"], saved["update"], saved["next_eval"]
-        counts.copy_(saved["counts"])
-        visits.copy_(saved["visits"])
-        episode_bonus.copy_(saved["episode_bonus"])
-        next_obs, info = envs.set_state(saved["envs"])
-    else:
-        next_eval = args.eval_every
-        next_obs, info = envs.reset(
-            seed=args.seed,
-            options={"elapsed": np.arange(N) * args.max_steps // N if args.stagger else 0},
-        )
-        cells = torch.as_tensor(info["cell"], device=device)
-        visit(visits, run_table, cells)
-        if args.counts == "episodic":
-            visit(counts, tables, cells)
-    next_obs = torch.as_tensor(next_obs, device=device)
+    arm = "sofe" if args.augment else "plain"
+    name = f"ppo-{args.env_id}-{args.bonus}-{arm}-seed{args.seed}"
+    kept = {"agent": agent, "optimizer": optimizer, "envs": envs}  # what a checkpoint holds
+    kept |= {"counts": counts, "episode_bonus": episode_bonus}
+    run = runs.Run(args, "ppo_sofe", name, envs.reachable, kept)
+    global_step = run.restore()
+    if global_step == 0:
+        _, info = envs.reset(seed=args.seed)
+        visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+        run.log_cells(info["cell"])
+    next_obs = torch.as_tensor(envs.observe(), device=device)
     next_phi = augment(counts, tables, args)
-    global_step = (first - 1) * B
+    num_iterations = -(-args.total_timesteps // B)
 
-    def state(iteration: int) -> dict:
-        return {
-            "agent": agent.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "iteration": iteration,
-            "update": update,
-            "next_eval": next_eval,
-            "counts": counts,
-            "visits": visits,
-            "episode_bonus": episode_bonus,
-            "envs": envs.get_state(),
-        }
-
-    for iteration in range(first, num_iterations + 1):
-        run.checkpoint(global_step, state(iteration))
-        left = 1 - (iteration - 1) / num_iterations  # goes from 1 to 0
+    for iteration in range(global_step // B, num_iterations):
+        run.checkpoint(global_step)
+        left = 1 - iteration / num_iterations
         beta = args.beta * (left if args.anneal_beta else 1)
         ent_coef = args.ent_coef * (left if args.anneal_ent else 1)
 
@@ -487,23 +420,22 @@ def main(args: Args) -> dict[str, float]:
                 policy, values[t] = agent(next_obs, next_phi)
                 actions[t] = policy.sample()
                 logprobs[t] = policy.log_prob(actions[t])
-            env_obs, rewards, terminated, truncated, info = envs.step(actions[t].cpu().numpy())
+            env_obs, env_rewards, terminated, truncated, info = envs.step(actions[t].cpu().numpy())
             global_step += N
-            ext_rewards[t] = torch.as_tensor(rewards, device=device)
+            ext_rewards[t] = torch.as_tensor(env_rewards, device=device)
             terminations[t] = torch.as_tensor(terminated, device=device)
             truncations[t] = torch.as_tensor(truncated, device=device)
 
-            # The bonus of the true s' from the statistics before the visit, then the visit.
-            ended = np.flatnonzero(terminated | truncated)
-            cells = info["cell"].copy()  # (N, 2)
+            # The bonus of the true s' from the statistics before it, then the visit.
+            ended, cells = np.flatnonzero(terminated | truncated), info["cell"]
             if len(ended):
+                cells = cells.copy()
                 cells[ended] = info["final_info"]["cell"][ended]
+            run.log_cells(cells)
             cells = torch.as_tensor(cells, device=device)
             int_rewards[t] = beta * compute_bonus(counts, tables, cells, args.bonus)
             episode_bonus += int_rewards[t]
-            visit(visits, run_table, cells)
-            if args.counts == "episodic":
-                visit(counts, tables, cells)
+            visit(counts, tables, cells)
 
             if len(ended):
                 cut = np.flatnonzero(truncated)
@@ -511,77 +443,52 @@ def main(args: Args) -> dict[str, float]:
                     final_obs = torch.as_tensor(np.stack(info["final_obs"][cut]), device=device)
                     with torch.no_grad():
                         _, final_values[t, cut] = agent(
-                            final_obs, augment(counts, tables, args)[cut]
+                            final_obs, augment(counts, tables[cut], args)
                         )
-                starts = torch.as_tensor(info["cell"][ended], device=device)
-                visit(visits, run_table[ended], starts)
+                run.log_episodes(global_step, info, ended, episode_bonus[ended].tolist())
+                episode_bonus[ended] = 0
                 if args.counts == "episodic":
                     counts[ended] = 0
-                    visit(counts, tables[ended], starts)
-                episode = info["final_info"]["episode"]
-                run.log_episodes(
-                    global_step,
-                    episode["r"][ended],
-                    episode["l"][ended],
-                    episode_bonus[ended].tolist(),
-                    episode["coverage"][ended],
-                )
-                episode_bonus[ended] = 0
+                visit(counts, tables[ended], torch.as_tensor(info["cell"][ended], device=device))
             next_obs = torch.as_tensor(env_obs, device=device)
             next_phi = augment(counts, tables, args)
 
-        rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
         with torch.no_grad():
-            _, next_value = agent(next_obs, next_phi)
+            _, values[T] = agent(next_obs, next_phi)
+        rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
         advantages = compute_gae(
-            rewards,
-            values,
-            next_value,
-            final_values,
-            terminations,
-            truncations,
-            args.gamma,
-            args.gae_lambda,
+            rewards, values, final_values, terminations, truncations, args.gamma, args.gae_lambda
         )
-        batch = {
-            "obs": obs,
-            "phi": phis,
-            "actions": actions,
-            "logprobs": logprobs,
-            "advantages": advantages,
-            "returns": advantages + values,
-        }
-        batch = {key: value.flatten(0, 1) for key, value in batch.items()}  # (B, ...)
-        metrics = []
+        batch = {"obs": obs, "phi": phis, "actions": actions, "logprobs": logprobs}
+        batch |= {"advantages": advantages, "returns": advantages + values[:T]}
+        batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}  # (B, ...)
+        terms = []
         for _ in range(args.update_epochs):
             for ids in torch.randperm(B, device=device).split(args.minibatch_size):
-                minibatch = {key: value[ids] for key, value in batch.items()}
-                loss, terms = ppo_loss(agent, minibatch, ent_coef, args)
+                minibatch = {name: tensor[ids] for name, tensor in batch.items()}
+                loss, loss_terms = ppo_loss(agent, minibatch, ent_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                metrics.append(terms)
-                update += 1
+                terms.append(loss_terms)
 
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
-        means = torch.stack(metrics).mean(0).tolist()
-        coverage = (visits[0] > 0).sum().item() / envs.reachable.sum()
-        residual = (batch["returns"] - values.flatten()).var()
-        run.log_update(
-            global_step,
-            {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            | {
-                "losses/explained_variance": (1 - residual / batch["returns"].var()).item(),
-                "explore/bonus": int_rewards.mean().item(),
-                "explore/global_coverage": float(coverage),
-            },
-        )
-        run.progress(global_step, bonus=int_rewards.mean().item(), entropy=means[2])
-    run.finish(global_step, state(num_iterations + 1), visits[0].cpu(), envs.reachable)
+        losses = {
+            f"losses/{name}": torch.stack([t[name] for t in terms]).mean() for name in terms[0]
+        }
+        explained = 1 - advantages.var() / batch["returns"].var().clamp(min=1e-8)
+        losses["losses/explained_variance"] = explained
+        losses["explore/bonus"] = int_rewards.mean()
+        losses = {name: value.item() for name, value in losses.items()}
+        run.log_update(global_step, losses)
+        run.progress(global_step, bonus=losses["explore/bonus"], entropy=losses["losses/entropy"])
+        if args.eval_every and global_step % args.eval_every < B:
+            run.log_eval(global_step, evaluate(agent, counts, args))
+
+    run.checkpoint(global_step, write=True)
+    metrics = evaluate(agent, counts, args, run.folder if args.capture_video else None)
     envs.close()
-    metrics = {}
-    run.summary(metrics)
+    run.finish(global_step, metrics)
     return metrics
 
 

@@ -1,7 +1,7 @@
-"""DeepSea, batched. [bsuite: Osband et al. 2020, Behaviour Suite for RL; SOFE app:env_details, DeepSea]
+"""DeepSea, batched. [SOFE app:env_details, DeepSea; bsuite: Osband et al. 2020]
 
-`DeepSeaVecEnv` steps N copies as arrays, `DeepSeaEnv` is one of them with gymnasium's single-environment
-interface. Importing this file registers both as `sofe/DeepSea-v0`.
+`DeepSeaVecEnv` steps N copies as arrays, `DeepSeaEnv` is one of them with gymnasium's interface for
+single environments. Importing this file registers both as `sofe/DeepSea-v0`.
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ class DeepSeaVecEnv(gym.vector.VectorEnv):
     Autoreset     SAME_STEP: final_obs and final_info hold the end, obs and info the new start
 
     info["cell"]                       (N, 2) int64    row and column
-    info["final_info"]["cell"]         (N, 2) int64    (-1, -1): the terminal state is no cell of the map
+    info["final_info"]["cell"]         (N, 2) int64    (-1, -1): the terminal state is no cell
     info["final_info"]["episode"]      r return, l length in steps, coverage in [0, 1], each (N,)
-    reachable                          (size, size) bool    the cells that can be reached, N (N + 1) / 2
+    reachable                          (size, size) bool    the cells on and below the diagonal
     """
 
     metadata = {
@@ -88,13 +88,13 @@ class DeepSeaVecEnv(gym.vector.VectorEnv):
         return {"cell": self.cells, "_cell": np.ones(self.num_envs, bool)}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start every episode anew. Nothing is random after the action map: `seed` changes nothing."""
+        """Start every episode anew. Only the action map is random: `seed` changes nothing here."""
         super().reset(seed=seed)
         self._start(np.arange(self.num_envs))
         return self.observe(), self._info()
 
     def advance(self, actions: np.ndarray):
-        """One step of every env without the autoreset: rewards (N,) float64, terminations (N,) bool."""
+        """One step of every env without the autoreset: rewards (N,) and terminations (N,)."""
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or ((actions < 0) | (actions > 1)).any():
             raise ValueError(f"actions must be ({self.num_envs},) integers in 0..1, got {actions}")
@@ -145,11 +145,10 @@ class DeepSeaVecEnv(gym.vector.VectorEnv):
             "returns": self.returns.copy(),
         }
 
-    def set_state(self, state: dict[str, np.ndarray]):
-        """Put every env where `get_state` found it; return (observations, info) as `reset` does."""
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Put every env where `get_state` found it."""
         for name in ("rows", "columns", "returns"):
             getattr(self, name)[:] = np.asarray(state[name])
-        return self.observe(), self._info()
 
     def render(self) -> tuple[np.ndarray, ...]:
         """The map of each env as N images of (8 size, 8 size, 3) uint8."""

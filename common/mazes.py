@@ -8,8 +8,8 @@ Three levels of our own, two engines that give the same results bit for bit:
 `MazeEnv` is a single gymnasium environment, `MazeVecEnv` a natively vectorised one. Importing this
 file registers both as `sofe/Maze1-v0`, `sofe/Maze2-v0` and `sofe/Maze3-v0`.
 
-`shortest_paths`, `random_walk_coverage` and `full_knowledge_coverage` give the two reference lines of
-the coverage plots: an agent that knows nothing and one that knows the map and where it has been.
+`random_walk_coverage` and `full_knowledge_coverage` are the two reference lines of coverage plots:
+an agent that knows nothing, and one that knows the map and where it has been.
 """
 
 import importlib.util
@@ -121,16 +121,18 @@ COLORS = {
 ACTIONS = ("up", "right", "down", "left")
 MOVES = np.array([[-1, 0], [0, 1], [1, 0], [0, -1]])
 
-# The avatar has a Z level of its own, so that it can stand on a goal or in a door. `restart` moves it
-# back to the start: no other object ever changes, and a reset of the whole game is 1000 times slower.
-# The environment ends the episode at the reward; a Griddly termination would refuse the restart.
+# The avatar has a Z level of its own, so that it can stand on a goal or in a door. `restart` moves
+# it back to the start: no other object ever changes, and a reset of the whole game takes 1000 times
+# as long. The environment ends the episode at the reward; a termination of Griddly's own would
+# refuse the restart.
 GDY = """
 Version: "0.1"
 Environment:
   Name: Maze
   Observers:
     Vector: {{IncludePlayerId: false, IncludeVariables: false, IncludeRotation: false}}
-    Window: {{Type: VECTOR, TrackAvatar: true, RotateWithAvatar: false, Height: {view}, Width: {view}}}
+    Window:
+      {{Type: VECTOR, TrackAvatar: true, RotateWithAvatar: false, Height: {view}, Width: {view}}}
   Player: {{Count: 1, AvatarObject: avatar}}
   Levels:
     - |
@@ -163,6 +165,9 @@ Objects:
   - {{Name: goal, MapCharacter: G, Z: 0}}
   - {{Name: door, MapCharacter: D, Z: 0}}
 """
+
+
+NO_GRIDDLY = "pip install griddly==1.6.7 (Python 3.11 or older), or take the numpy engine"
 
 
 def griddly_installed() -> bool:
@@ -229,11 +234,8 @@ class GriddlyEngine:
     ):
         spec = importlib.util.find_spec("griddly")
         if spec is None:
-            raise ModuleNotFoundError(
-                "Griddly is not installed: pip install griddly==1.6.7 (Python 3.11 or older), "
-                "or take --engine numpy, which gives the same results"
-            )
-        # The binding lies in a folder of the package; importing the package itself would load the old gym.
+            raise ModuleNotFoundError(NO_GRIDDLY)
+        # The binding lies in a folder of the package; importing the package would load the old gym.
         package = Path(spec.origin).parent
         if str(package / "libs") not in sys.path:
             sys.path.append(str(package / "libs"))
@@ -314,7 +316,7 @@ class GriddlyEngine:
             self._read(i, everything=False)
 
     def move_to(self, cells: np.ndarray, walls: np.ndarray) -> None:
-        """Walk every avatar from the start to its cell. The goal is stepped on only at a path's end."""
+        """Walk every avatar from the start to its cell; the rewards of the walk are dropped."""
         self.restart(np.arange(len(self.games)))
         _, arrivals = shortest_paths(walls, tuple(self.cells[0]))
         for i, cell in enumerate(cells.tolist()):
@@ -403,10 +405,10 @@ class MazeVecEnv(gym.vector.VectorEnv):
                   [row][column]; with `view` an odd window of that size round the avatar, 0 outside
     Actions       0 up, 1 right, 2 down, 3 left; a move into a wall stays
     Reward        1 on the goal of Maze 2 (with `goal`), else 0
-    End           on the goal (terminated) or after `max_steps` moves (truncated); the number of moves
-                  so far is not observed
-    Optimal       return 1 after 75 moves in Maze 2 with the goal; without a goal there is no return,
-                  and the measure is coverage, the share of reachable cells visited in an episode
+    End           on the goal (terminated) or after `max_steps` moves (truncated); the number of
+                  moves so far is not observed
+    Optimal       return 1 after 75 moves in Maze 2 with the goal; without a goal there is no
+                  return, and the measure is coverage, the share of reachable cells visited
     Autoreset     SAME_STEP: final_obs and final_info hold the end, obs and info the new start
 
     info["cell"]                       (N, 2) int64    row and column of each avatar
@@ -469,14 +471,12 @@ class MazeVecEnv(gym.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.env_ids = np.arange(num_envs)
-        self.elapsed = np.zeros(num_envs, np.int64)
         self.lengths = np.zeros(num_envs, np.int64)
         self.returns = np.zeros(num_envs)
         self.visited = np.zeros((num_envs, *level.shape), bool)  # (N, H, W)
 
     def _start(self, env_ids: np.ndarray) -> None:
         self.engine.restart(env_ids)
-        self.elapsed[env_ids] = 0
         self.lengths[env_ids] = 0
         self.returns[env_ids] = 0
         self.visited[env_ids] = False
@@ -484,33 +484,29 @@ class MazeVecEnv(gym.vector.VectorEnv):
         self.visited[env_ids, cells[:, 0], cells[:, 1]] = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start every episode anew. The mazes draw nothing at random, so that `seed` changes nothing.
-
-        options["elapsed"]  (N,) int64  steps of the time limit that are already gone, so that the
-                                        episodes of the envs do not all end in the same step
-        """
+        """Start every episode anew. Nothing in a maze is random: `seed` changes nothing."""
         super().reset(seed=seed)
         self._start(self.env_ids)
-        if options and "elapsed" in options:
-            self.elapsed[:] = np.clip(options["elapsed"], 0, self.max_steps - 1)
         return self.engine.observe(), {
             "cell": self.engine.cells,
             "_cell": np.ones(self.num_envs, bool),
         }
 
     def advance(self, actions: np.ndarray):
-        """One move of every env without the autoreset: rewards, terminations, truncations, cells."""
+        """One move of every env without the autoreset: rewards, terminations, truncations, cells.
+
+        Each is an array over the N envs; the cells are (N, 2).
+        """
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or ((actions < 0) | (actions >= len(ACTIONS))).any():
             raise ValueError(f"actions must be ({self.num_envs},) integers in 0..3, got {actions}")
         rewards = self.engine.step(actions)
         cells = self.engine.cells
-        self.elapsed += 1
         self.lengths += 1
         self.returns += rewards
         self.visited[self.env_ids, cells[:, 0], cells[:, 1]] = True
         terminations = rewards > 0
-        return rewards, terminations, (self.elapsed >= self.max_steps) & ~terminations, cells
+        return rewards, terminations, (self.lengths >= self.max_steps) & ~terminations, cells
 
     def coverage(self) -> np.ndarray:
         """Share of the reachable cells that each env has visited in its episode, (N,) float64."""
@@ -544,20 +540,23 @@ class MazeVecEnv(gym.vector.VectorEnv):
         info["cell"], info["_cell"] = cells, np.ones(self.num_envs, bool)
         return self.engine.observe(), rewards, terminations, truncations, info
 
+    def observe(self) -> np.ndarray:
+        """The observations as they stand, a copy."""
+        return self.engine.observe()
+
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything that `set_state` needs to go on from here in another process."""
         return {
             "cells": self.engine.cells,
-            "elapsed": self.elapsed.copy(),
             "lengths": self.lengths.copy(),
             "returns": self.returns.copy(),
             "visited": self.visited.copy(),
         }
 
-    def set_state(self, state: dict[str, np.ndarray]):
-        """Put every env where `get_state` found it; return (observations, info) as `reset` does."""
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Put every env where `get_state` found it."""
         self.engine.move_to(np.asarray(state["cells"]), self.walls)
-        for name in ("elapsed", "lengths", "returns", "visited"):
+        for name in ("lengths", "returns", "visited"):
             getattr(self, name)[:] = np.asarray(state[name])
         return self.engine.observe(), {
             "cell": self.engine.cells,
@@ -623,7 +622,7 @@ class MazeEnv(gym.Env):
 def random_walk_coverage(
     maze: str = "Maze1-v0", max_steps: int = 1000, seed: int = 1
 ) -> np.ndarray:
-    """Coverage after each step of uniformly random moves, mean of 100 episodes; (max_steps,) float64."""
+    """Coverage after each step of random moves, mean of 100 episodes; (max_steps,) float64."""
     envs = MazeVecEnv(100, maze, max_steps=max_steps + 1, engine="numpy")
     envs.reset()
     random = np.random.default_rng(seed)
@@ -637,9 +636,9 @@ def random_walk_coverage(
 def full_knowledge_coverage(maze: str = "Maze1-v0", max_steps: int = 1000) -> np.ndarray:
     """Coverage after each step of an explorer that always walks to the nearest unvisited cell.
 
-    It knows the map and where it has been, which is what SOFE's agent can see. Where two cells are
-    equally near it takes the one whose paths end deepest in the maze last, so that it does not leave a
-    dead end behind. A strong line, not the optimum: that would be a travelling salesman's tour.
+    It knows the map and where it has been, which is what SOFE's agent can see. Among equally near
+    cells it takes the one closest to the start. A strong line, not the best possible: that would be
+    the tour of a travelling salesman.
 
     returns  (max_steps,) float64
     """

@@ -30,7 +30,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,11 +61,25 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"error: {message}")
 
 
+def require_positive(args: Any, names: str) -> None:
+    """Raise ValueError for a field of `args`, named in a string with spaces, that is not > 0."""
+    for name in names.split():
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be greater than 0")
+
+
+def forbid(*rules: tuple[str, bool]) -> None:
+    """Raise ValueError with the message of the first rule whose condition holds."""
+    for message, holds in rules:
+        if holds:
+            raise ValueError(message)
+
+
 def resume_args(args: Any, script: str) -> Any:
     """With `--resume RUN_DIR`, take the arguments of that run.
 
-    args      dataclass   the command line; a field that differs from its default must agree with the
-                          run's, except for those in RESUMABLE, which the command line decides
+    args      dataclass   the command line; a field that differs from its default must agree with
+                          the run's, except for those in RESUMABLE, which the command line decides
     returns   dataclass   the arguments to train with
     Ends the program with one line if the folder is not a run of `script`.
     """
@@ -123,7 +136,7 @@ def check_memory(what: str, num_bytes: int, device: torch.device) -> None:
 
 
 def to_tensors(state: Any) -> Any:
-    """Turn the arrays in nested dicts and lists into tensors, which `weights_only=True` can load."""
+    """Turn arrays in nested dicts and lists into tensors, which `weights_only=True` can load."""
     if isinstance(state, dict):
         return {key: to_tensors(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -163,16 +176,25 @@ def draw_visits(path: Path, visits: np.ndarray, reachable: np.ndarray, title: st
 class Run:
     """The folder of one run and all that is written there.
 
-    folder    Path      absolute, so that an environment which changes the working directory is harmless
+    folder    Path           absolute: an environment that changes the working directory is harmless
+    visits    (H, W) int64   how often each cell was reached or started from in the whole run
     """
 
-    def __init__(self, args: Any, script: str, name: str, device: torch.device):
+    def __init__(
+        self, args: Any, script: str, name: str, reachable: np.ndarray, kept: dict[str, Any]
+    ):
         """
-        args      dataclass   uses runs_dir, run_name, resume, total_timesteps, checkpoint_every, track
-        script    str         name of the script without .py
-        name      str         what the folder is called unless --run-name says so; a time is added
+        args        dataclass      uses device, runs_dir, run_name, resume, total_timesteps,
+                                   checkpoint_every and track
+        script      str            name of the script without .py
+        name        str            what the folder is called without --run-name; a time is added
+        reachable   (H, W) bool    the cells of the map that count
+        kept        dict           what a checkpoint holds: modules and optimisers (state_dict),
+                                   environments (get_state, set_state) and tensors, which must be
+                                   changed in place only
         """
-        self.args, self.script, self.device = args, script, device
+        self.args, self.script, self.reachable, self.kept = args, script, reachable, kept
+        self.visits = np.zeros(reachable.shape, np.int64)
         if args.track:
             self._start_tracking(script)
         self.folder = Path(args.resume).resolve() if args.resume else self._make_folder(name)
@@ -223,9 +245,7 @@ class Run:
         except FileExistsError:
             fail(f"{folder} exists: take another --run-name, or --resume {folder} to go on with it")
         except OSError as error:
-            fail(
-                f"cannot make a run folder in {runs_dir} ({error.strerror}): take another --runs-dir"
-            )
+            fail(f"cannot make a folder in {runs_dir} ({error.strerror}): take another --runs-dir")
         fail(f"{runs_dir} has a thousand runs of this second: take another --run-name")
 
     def _record(self) -> dict[str, Any]:
@@ -240,16 +260,15 @@ class Run:
             ).stdout.strip()
         except (OSError, subprocess.TimeoutExpired):
             commit = ""
-        device = str(self.device)
-        if self.device.type == "cuda":
-            device += f" ({torch.cuda.get_device_name(self.device)})"
+        device = select_device(self.args.device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         return {
             "script": self.script,
             "args": dataclasses.asdict(self.args),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "versions": versions,
             "git_commit": commit or None,
-            "device": device,
+            "device": f"{device} ({name})",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
@@ -277,7 +296,7 @@ class Run:
         return (self.folder / "checkpoint.pt").exists()
 
     def _open(self, name: str, columns: list[str]) -> None:
-        """Open a CSV file: anew, or cut back to where the checkpoint left it, with its own columns."""
+        """Open a CSV file: anew, or cut back to where the checkpoint left it, columns and all."""
         path = self.folder / name
         size = self._loaded["files"].get(name, 0) if self._loaded else 0
         with open(path, "ab") as file:
@@ -297,31 +316,36 @@ class Run:
         ]
         csv.writer(self._files[name], lineterminator="\n").writerow(values)
 
-    def log_episodes(
-        self, step: int, returns: Any, lengths: Any, bonuses: Any, coverages: Any
-    ) -> None:
-        """Record the episodes that ended in this step: all in the CSV, their mean in TensorBoard.
+    def log_cells(self, cells: np.ndarray) -> None:
+        """Count the cells (K, 2) int64 that were reached; (-1, -1) is no cell."""
+        cells = cells[cells[:, 0] >= 0]
+        np.add.at(self.visits, (cells[:, 0], cells[:, 1]), 1)
 
-        step       int          env steps summed over envs
-        returns    (K,) float   sum of the task's own reward
-        lengths    (K,) int     steps
-        bonuses    (K,) float   sum of the bonus
-        coverages  (K,) float   share of the reachable cells visited in the episode
+    def log_episodes(
+        self, step: int, info: dict[str, Any], ended: np.ndarray, bonuses: list[float]
+    ) -> None:
+        """Record the episodes that ended in this step: each in the CSV, their mean in TensorBoard.
+
+        step      int         env steps summed over envs
+        info      dict        of the step, with final_info["episode"] and the new start in "cell"
+        ended     (K,) int    the envs whose episode ended
+        bonuses   (K,)        sum of the bonus in each of these episodes
         """
-        columns = self._columns["episodes.csv"]
+        episode = info["final_info"]["episode"]
+        columns = [episode[key][ended] for key in ("r", "l")] + [
+            bonuses,
+            episode["coverage"][ended],
+        ]
+        names = self._columns["episodes.csv"]
+        tags = ("charts/episodic_return", "charts/episodic_length")
+        tags += ("explore/episodic_bonus", "explore/coverage")
         with self._writing():
-            for row in zip(returns, lengths, bonuses, coverages, strict=True):
-                values = (step, float(row[0]), int(row[1]), float(row[2]), float(row[3]))
-                self._write_row("episodes.csv", dict(zip(columns, values, strict=True)))
-            self._scalars(
-                step,
-                {
-                    "charts/episodic_return": float(np.mean(returns)),
-                    "charts/episodic_length": float(np.mean(lengths)),
-                    "explore/episodic_bonus": float(np.mean(bonuses)),
-                    "explore/coverage": float(np.mean(coverages)),
-                },
-            )
+            for r, length, bonus, coverage in zip(*columns, strict=True):
+                row = (step, float(r), int(length), float(bonus), float(coverage))
+                self._write_row("episodes.csv", dict(zip(names, row, strict=True)))
+            for tag, column in zip(tags, columns, strict=True):
+                self.writer.add_scalar(tag, float(np.mean(column)), step)
+        self.log_cells(info["cell"][ended])
 
     def log_update(self, step: int, metrics: dict[str, float]) -> None:
         """Record the losses of an iteration; end the program if one is not a finite number."""
@@ -331,25 +355,20 @@ class Run:
                 f"error: {bad[0]} is {metrics[bad[0]]} in the update at step {step}: lower "
                 f"--learning-rate or --beta; the last good state is kept"
             )
-        with self._writing():
-            self._write_row(
-                "updates.csv",
-                {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()},
-            )
-            self._scalars(step, metrics)
+        seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
+        self._write("updates.csv", step, metrics | {"explore/global_coverage": float(seen)})
 
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
         """Record an evaluation."""
-        with self._writing():
-            self._write_row(
-                "evals.csv",
-                {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()},
-            )
-            self._scalars(step, metrics)
+        if metrics:
+            self._write("evals.csv", step, metrics)
 
-    def _scalars(self, step: int, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            self.writer.add_scalar(name, value, step)
+    def _write(self, name: str, step: int, metrics: dict[str, float]) -> None:
+        row = {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()}
+        with self._writing():
+            self._write_row(name, row)
+            for tag, value in metrics.items():
+                self.writer.add_scalar(tag, value, step)
 
     def progress(self, step: int, **shown: float) -> None:
         """Redraw the progress bar, or print a line now and then where there is no terminal."""
@@ -373,32 +392,38 @@ class Run:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, state: dict[str, Any]) -> None:
+    def checkpoint(self, step: int, write: bool = False) -> None:
         """Remember the complete state of training, and write it every --checkpoint-every steps.
 
-        step     int    env steps done
-        state    dict   tensors, arrays, numbers, strings, and dicts and lists of them
+        step     int     env steps done
+        write    bool    write it now
         """
         with self._writing():
             for file in self._files.values():
                 file.flush()
+        state = {}
+        for name, item in self.kept.items():
+            if hasattr(item, "get_state"):
+                state[name] = item.get_state()
+            else:
+                state[name] = item.state_dict() if hasattr(item, "state_dict") else item
         content = {
             "script": self.script,
             "args": dataclasses.asdict(self.args),
             "global_step": step,
             "files": {name: os.path.getsize(self.folder / name) for name in self._files},
+            "visits": self.visits,
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "state": to_tensors(state),
+            "state": state,
         }
         buffer = io.BytesIO()
-        torch.save(content, buffer)
+        torch.save(to_tensors(content), buffer)
         self._snapshot = buffer.getvalue()
-        if step >= self._next_save:
-            if step > 0:
-                self._save()
-            every = self.args.checkpoint_every
-            self._next_save = (step // every + 1) * every
+        if write or step >= self._next_save > 0:
+            self._save()
+        every = self.args.checkpoint_every
+        self._next_save = (step // every + 1) * every
 
     def _save(self) -> None:
         """Write the state in memory under a temporary name, then rename it: never half a file."""
@@ -432,21 +457,31 @@ class Run:
             fail(f"{path} is a checkpoint of {script}.py, not of {self.script}.py")
         for key, value in dataclasses.asdict(self.args).items():
             if key not in RESUMABLE and key in saved and saved[key] != value:
-                fail(
-                    f"{path} was made with {key}={saved[key]}, the run's args.json has {key}={value}"
-                )
+                fail(f"{path} was made with {key}={saved[key]}, but args.json has {key}={value}")
         assert state is not None
         return content
 
-    def load(self) -> dict[str, Any] | None:
-        """The state that `checkpoint` was given, with `--resume`; also restores the random generators."""
+    def restore(self) -> int:
+        """With --resume, put everything in `kept` and the random generators back where they were.
+
+        returns   int   env steps done so far; 0 for a new run, which is left as it is
+        """
         if self._loaded is None:
-            return None
+            return 0
+        for name, item in self.kept.items():
+            saved = self._loaded["state"][name]
+            if hasattr(item, "set_state"):
+                item.set_state(saved)
+            elif hasattr(item, "load_state_dict"):
+                item.load_state_dict(saved)
+            else:
+                item.copy_(saved)
+        self.visits[:] = self._loaded["visits"].numpy()
         torch.set_rng_state(self._loaded["torch_rng"])
         if torch.cuda.is_available() and len(self._loaded["cuda_rng"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(self._loaded["cuda_rng"])
         print(f"resumed at step {self._loaded['global_step']}", flush=True)
-        return self._loaded["state"]
+        return self._loaded["global_step"]
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -472,27 +507,17 @@ class Run:
             if self._saved():
                 print(f"the last complete state is saved: --resume {self.folder}", file=sys.stderr)
 
-    def finish(self, step: int, state: dict[str, Any], visits: Any, reachable: np.ndarray) -> None:
-        """Save the final state and the picture of the visits."""
-        self._next_save = 0
-        self.checkpoint(step, state)
+    def finish(self, step: int, metrics: dict[str, float]) -> None:
+        """Record the last evaluation, draw the visits, close the files, print the summary."""
+        self.log_eval(step, metrics)
+        picture = self.folder / "visits.png"
         with self._writing():
-            draw_visits(
-                self.folder / "visits.png",
-                np.asarray(visits),
-                reachable,
-                f"{self.script}.py, {step} steps",
-            )
-        self.finished = True
-
-    def summary(self, metrics: dict[str, float]) -> None:
-        """Print the last lines of a run and close its files."""
+            draw_visits(picture, self.visits, self.reachable, f"{self.script}.py, {step} steps")
         self.close()
-        text = "  ".join(f"{key.split('/')[-1]} {value:.4g}" for key, value in metrics.items())
-        print(f"done: {text}")
+        results = metrics or {"step": step}
+        print("done: " + "  ".join(f"{k.split('/')[-1]} {v:.4g}" for k, v in results.items()))
         print(f"curves: tensorboard --logdir {self.folder}")
-        if (self.folder / "visits.png").exists():
-            print(f"picture of the visits: {self.folder / 'visits.png'}", flush=True)
+        print(f"picture of the visits: {picture}", flush=True)
 
     def close(self) -> None:
         self.finished = True
