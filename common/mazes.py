@@ -12,6 +12,7 @@ file registers both as `sofe/Maze1-v0`, `sofe/Maze2-v0` and `sofe/Maze3-v0`.
 an agent that knows nothing, and one that knows the map and where it has been.
 """
 
+import functools
 import importlib.util
 import sys
 from collections import deque
@@ -172,6 +173,12 @@ NO_GRIDDLY = "pip install griddly==1.6.7 (Python 3.11 or older), or take the num
 
 def griddly_installed() -> bool:
     return importlib.util.find_spec("griddly") is not None
+
+
+@functools.cache
+def say_fallback() -> None:
+    """Say once per process that `auto` found no Griddly."""
+    print("Griddly is not installed: the numpy engine runs the mazes, with the same results")
 
 
 def parse_level(text: str, goal: bool = True) -> np.ndarray:
@@ -461,6 +468,8 @@ class MazeVecEnv(gym.vector.VectorEnv):
         self.reachable = shortest_paths(self.walls, start)[0] >= 0  # (H, W)
         if engine == "auto":
             engine = "griddly" if griddly_installed() else "numpy"
+            if engine == "numpy":
+                say_fallback()
         self.engine_name = engine
         engines = {"griddly": GriddlyEngine, "numpy": NumpyEngine}
         self.engine = engines[engine](level, channels, num_envs, view)
@@ -575,7 +584,8 @@ class MazeVecEnv(gym.vector.VectorEnv):
         return tuple(images)
 
     def close_extras(self, **kwargs: Any) -> None:
-        self.engine.close()
+        if hasattr(self, "engine"):  # not where the constructor refused its arguments
+            self.engine.close()
 
 
 class MazeEnv(gym.Env):
