@@ -230,23 +230,21 @@ class Run:
 
     def _make_folder(self, name: str) -> Path:
         runs_dir = Path(self.args.runs_dir).resolve()
+        if self.args.run_name:
+            stems = [re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]]
+        else:
+            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:55] + time.strftime("-%Y%m%d-%H%M%S")
+            stems = [stem] + [f"{stem}-{count}" for count in range(2, 1000)]
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
-            if self.args.run_name:
-                folder = runs_dir / re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]
-                folder.mkdir()
-                return folder
-            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:55] + time.strftime("-%Y%m%d-%H%M%S")
-            for attempt in range(1, 1000):
-                folder = runs_dir / (stem if attempt == 1 else f"{stem}-{attempt}")
+            for stem in stems:
                 with contextlib.suppress(FileExistsError):
-                    folder.mkdir()
-                    return folder
-        except FileExistsError:
-            fail(f"{folder} exists: take another --run-name, or --resume {folder} to go on with it")
+                    (runs_dir / stem).mkdir()
+                    return runs_dir / stem
         except OSError as error:
             fail(f"cannot make a folder in {runs_dir} ({error.strerror}): take another --runs-dir")
-        fail(f"{runs_dir} has a thousand runs of this second: take another --run-name")
+        folder = runs_dir / stem
+        fail(f"{folder} exists: take another --run-name, or --resume {folder} to go on with it")
 
     def _record(self) -> dict[str, Any]:
         versions = {"python": platform.python_version()}
@@ -448,8 +446,8 @@ class Run:
             script, saved, state = content["script"], content["args"], content["state"]
         except FileNotFoundError:
             fail(f"{path} does not exist: the run ended before its first checkpoint; start it anew")
-        except Exception as error:
-            reason = str(error).splitlines()[0][:100]
+        except Exception as error:  # a damaged file can fail in any way
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
             fail(
                 f"{path} is damaged or no checkpoint of this project ({reason}); start the run anew"
             )

@@ -134,7 +134,9 @@ def test_rewards_and_phi_follow_from_the_positions(recorded, bonus, counts):
         shared += len(set(cells)) < N
         for env in range(N):
             assert phis[env].numpy() == pytest.approx(slow_phi(tables[env], bonus, shape), abs=1e-6)
-            expected = 0.5 * slow_bonus(tables[env], cells[env], bonus, shape) + 2 * ext_rewards[env]
+            expected = (
+                0.5 * slow_bonus(tables[env], cells[env], bonus, shape) + 2 * ext_rewards[env]
+            )
             assert rewards[env].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
         for env in range(N):
             tables[env][cells[env]] += 1

@@ -197,7 +197,10 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
         batch["logprobs"] = policy.log_prob(batch["actions"]) + 0.3 * torch.randn(M)
 
     buffer = peer.rollout_buffer
-    buffer.observations = {"obs": batch["obs"][:, None].numpy(), "phi": batch["phi"][:, None].numpy()}
+    buffer.observations = {
+        "obs": batch["obs"][:, None].numpy(),
+        "phi": batch["phi"][:, None].numpy(),
+    }
     buffer.actions = batch["actions"][:, None, None].float().numpy()
     for name, tensor in (
         ("log_probs", batch["logprobs"]),
