@@ -267,78 +267,65 @@ class GriddlyEngine:
             game.init(False)
             game.reset()
             self.games.append(game)
-        # Griddly sorts channels by name and gives them as [channel][x][y].
+        # Griddly sorts channels by name and gives a map as [channel][x][y], which lies in memory as
+        # [y][x][channel]. Each observer has one buffer, which every `observe` call overwrites.
         names = self.games[0].get_object_names()
-        self.avatar = names.index("avatar")
-        self.order = [names.index(channel) for channel in channels]
-        self.maps = [
-            np.asarray((game if view else player).observe()) for game, player in self._pairs()
-        ]
-        self.windows = (
-            [np.asarray(player.observe()) for player in self.players] if view else self.maps
-        )
+        self.avatar, self.order = names.index("avatar"), [names.index(name) for name in channels]
+        self.mappers = self.games if view else self.players
+        self.maps = [np.asarray(mapper.observe()).transpose(2, 1, 0) for mapper in self.mappers]
+        self.windows = [np.asarray(player.observe()).transpose(2, 1, 0) for player in self.players]
         self.actions = [np.array([[0, action + 1]], np.int32) for action in range(4)]
         self.restart_action = np.array([[1, 1]], np.int32)
-        height, width = level.shape
-        size = view or height, view or width
-        self.frames = np.empty((num_envs, len(channels), *size), np.uint8)  # (N, C, H, W)
-        self.avatars = np.empty((num_envs, width, height), np.uint8)  # (N, W, H)
-        for i in range(num_envs):
-            self._read(i, everything=True)
+        self.env_ids = np.arange(num_envs)
+        self.copies = np.stack(self.maps)  # (N, H, W, objects)
+        self.frames = np.stack(self.windows).transpose(0, 3, 1, 2)[:, self.order]  # (N, C, H, W)
+        self.cells = np.repeat([[start_row, start_column]], num_envs, 0)
 
-    def _pairs(self):
-        return zip(self.games, self.players, strict=True)
-
-    def _read(self, i: int, everything: bool) -> None:
-        """Copy game i out of Griddly's buffers, which every `observe` call overwrites in place."""
-        self.players[i].observe()
-        if self.view:
-            self.games[i].observe()
-        self.avatars[i] = self.maps[i][self.avatar]
-        if everything or self.view:
-            self.frames[i] = self.windows[i][self.order].transpose(0, 2, 1)
-        else:
-            self.frames[i, 0] = self.avatars[
-                i
-            ].T  # on the full map nothing but the avatar ever moves
-
-    @property
-    def cells(self) -> np.ndarray:
-        columns_rows = self.avatars.reshape(len(self.games), -1).argmax(1)
-        return np.stack(
-            [columns_rows % self.avatars.shape[2], columns_rows // self.avatars.shape[2]], 1
-        )
+    def _act(self, env_ids: list[int], actions: list[np.ndarray]) -> list[int]:
+        """Send one action to each of some games, read them, return their rewards."""
+        rewards = []
+        for i, action in zip(env_ids, actions, strict=True):
+            rewards.append(self.players[i].step_multi(action, True)[0])
+            self.mappers[i].observe()
+            self.copies[i] = self.maps[i]
+            if self.view:
+                self.players[i].observe()
+                self.frames[i] = self.windows[i].transpose(2, 0, 1)[self.order]
+        copies = self.copies if len(env_ids) == len(self.copies) else self.copies[env_ids]
+        avatars = copies[..., self.avatar].reshape(len(env_ids), -1)  # (K, H * W)
+        cells = np.stack(np.divmod(avatars.argmax(1), copies.shape[2]), 1)
+        if not self.view:  # on the whole map nothing but the avatar ever moves
+            before = self.cells[env_ids]
+            self.frames[env_ids, 0, before[:, 0], before[:, 1]] = 0
+            self.frames[env_ids, 0, cells[:, 0], cells[:, 1]] = 1
+        self.cells = self.cells.copy()  # what was handed out stays as it was
+        self.cells[env_ids] = cells
+        return rewards
 
     def step(self, actions: np.ndarray) -> np.ndarray:
         """Move every avatar; return the rewards of Griddly, (N,) float64."""
-        rewards = np.zeros(len(self.games))
-        for i, action in enumerate(actions.tolist()):
-            rewards[i] = self.players[i].step_multi(self.actions[action], True)[0]
-            self._read(i, everything=False)
-        return rewards
+        moves = [self.actions[action] for action in actions.tolist()]
+        return np.array(self._act(self.env_ids.tolist(), moves), np.float64)
 
     def restart(self, env_ids: np.ndarray) -> None:
-        for i in env_ids.tolist():
-            self.players[i].step_multi(self.restart_action, True)
-            self._read(i, everything=False)
+        self._act(env_ids.tolist(), [self.restart_action] * len(env_ids))
 
     def move_to(self, cells: np.ndarray, walls: np.ndarray) -> None:
         """Walk every avatar from the start to its cell; the rewards of the walk are dropped."""
-        self.restart(np.arange(len(self.games)))
+        self.restart(self.env_ids)
         _, arrivals = shortest_paths(walls, tuple(self.cells[0]))
         for i, cell in enumerate(cells.tolist()):
             for action in path_to(arrivals, tuple(cell)):
-                self.players[i].step_multi(self.actions[action], True)
-            self._read(i, everything=False)
+                self._act([i], [self.actions[action]])
 
     def observe(self) -> np.ndarray:
         return self.frames.copy()
 
     def close(self) -> None:
-        self.maps, self.windows, self.players = [], [], []
-        for game in self.games:
+        games, self.games = self.games, []
+        self.players, self.mappers, self.maps, self.windows = [], [], [], []
+        for game in games:
             game.release()
-        self.games = []
 
 
 class NumpyEngine:

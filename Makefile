@@ -1,0 +1,47 @@
+# make run        train PPO with the sqrt bonus and SOFE in Maze 1 for about three minutes
+# make test       run the tests (make test-slow: those that learn for minutes as well)
+# make lint       check format and style
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test test-slow lint format benchmarks clean
+
+run: $(VENV)/run
+	$(BIN)/python ppo_sofe.py --bonus sqrt --augment --ext-coef 0 --beta 0.1 --ent-coef 0.01 \
+		--num-envs 32 --num-steps 128 --minibatch-size 256 --update-epochs 4 \
+		--channels 16 --embedding-dim 128 --total-timesteps 250000
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/dev
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(VENV)/dev
+	$(BIN)/python benchmarks/env_speed.py
+	$(BIN)/python benchmarks/train_speed.py
+
+# The stamp files say what was installed, and are older than a requirements file that has changed.
+$(VENV)/run: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
+		{ echo "Python 3.10 to 3.12 is needed: make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -r requirements.txt
+	touch $@
+
+$(VENV)/dev: requirements-dev.txt $(VENV)/run
+	$(PIP) -r requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV)
