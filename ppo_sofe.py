@@ -181,13 +181,13 @@ def make_tower(shape, args):
         hidden = nn.Linear(channels * height * width, args.embedding_dim)
         nn.init.normal_(hidden.weight, std=0.1)  # much larger weights drown what changes in phi
         nn.init.zeros_(hidden.bias)
-        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU())
+        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
-        layers += [init_layer(nn.Conv2d(channels, args.channels, 3, 2, 1), 2**0.5), nn.ReLU()]
+        layers += [init_layer(nn.Conv2d(channels, args.channels, 3, 2, 1), 2**0.5), nn.ReLU(inplace=True)]
         channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
     linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim), 2**0.5)
-    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
 
 
 def make_head(features, outputs, gain):
@@ -377,7 +377,7 @@ def main(args: Args) -> dict[str, float]:
 
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     tables = torch.arange(N, device=device) * (args.counts == "episodic")
     num_tables = N if args.counts == "episodic" else 1
     counts = torch.zeros((num_tables, *envs.reachable.shape), dtype=torch.int64, device=device)
