@@ -2,12 +2,12 @@
 
 A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
 chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
-becomes a fixed function of what it sees: `visit`, `compute_bonus`, `augment` are all there is to it.
+becomes a fixed function of what it sees. `visit`, `compute_bonus` and `augment` are all of it.
 
     python ppo_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
     python ppo_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
 
-Sources; a tag names a label of the paper, an equation or a function
+Sources; a tag names a label of the paper, an equation or a function there
     [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
     [PPO]   Schulman et al. 2017, Proximal Policy Optimization Algorithms
     [GAE]   Schulman et al. 2016, High-Dimensional Continuous Control Using GAE
@@ -15,10 +15,11 @@ Sources; a tag names a label of the paper, an equation or a function
 
 Where the paper is silent (more in docs/ppo_sofe.md): the visit that is paid for is counted, so a
 first visit pays beta; s_0 counts once when an episode starts; counts enter the network as
-1 / sqrt(1 + N); a time limit is no death: V(s') is bootstrapped with the phi of the episode cut off.
+1 / sqrt(1 + N); a time limit is no death, V(s') is bootstrapped with the phi of the old episode.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -31,14 +32,6 @@ from torch.distributions import Categorical
 from common import deepsea, mazes, runs
 
 SIGMA_FLOOR = 0.03  # S-Max: smallest standard deviation, about 1 / sqrt(1000 steps)
-
-# How a table of counts (R, H, W) enters the network; isqrt is bounded, invertible and the default.
-ENCODINGS = {
-    "isqrt": lambda counts: (counts + 1).rsqrt(),
-    "log": torch.log1p,
-    "max": lambda counts: counts / counts.amax((1, 2), keepdim=True).clamp(min=1),
-    "raw": lambda counts: counts,
-}
 
 
 @dataclass
@@ -65,10 +58,9 @@ class Args:
     eval_every: int = 0
     """environment steps between two evaluations (0: only one at the end)"""
     capture_video: bool = False
-    """write the first episode of each evaluation at the end as a .gif"""
+    """write an episode of the last evaluation as evaluation.gif"""
     track: bool = False
     """mirror the run to Weights & Biases (pip install wandb)"""
-
     # Environment
     env_id: Literal["Maze1-v0", "Maze2-v0", "Maze3-v0", "DeepSea-v0"] = "Maze1-v0"
     """the environment, see common/mazes.py and common/deepsea.py"""
@@ -82,7 +74,6 @@ class Args:
     """mazes only: what runs them, with equal results; auto is Griddly where it is installed"""
     deepsea_size: int = 10
     """DeepSea only: rows, columns and steps of an episode"""
-
     # Algorithm: the defaults are [SOFE tab:ppo_hyperparameters]
     learning_rate: float = 3e-4
     """step size of Adam"""
@@ -104,8 +95,6 @@ class Args:
     """normalise the advantages of each minibatch"""
     ent_coef: float = 0.0
     """weight of the policy's entropy"""
-    anneal_ent: bool = False
-    """lower ent_coef linearly to 0 over total_timesteps"""
     vf_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
@@ -116,7 +105,6 @@ class Args:
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
     """features that a tower ends in (512: the paper; 128: the CPU setting)"""
-
     # Exploration bonus
     bonus: Literal["none", "sqrt", "salesman", "smax"] = "sqrt"
     """the intrinsic reward, see `compute_bonus`"""
@@ -124,8 +112,6 @@ class Args:
     """episodic: a table per env, cleared with its episode; global: one table for the whole run"""
     augment: bool = False
     """SOFE: show the bonus's statistics phi_t to the agent"""
-    encoding: Literal["isqrt", "log", "max", "raw"] = "isqrt"
-    """how counts enter the network: 1/sqrt(1+N), log(1+N), N/max N or N"""
     beta: float = 1.0
     """weight of the bonus"""
     anneal_beta: bool = False
@@ -139,23 +125,15 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
-        runs.require_positive(
+        runs.check_args(
             self,
-            "num_threads total_timesteps checkpoint_every max_steps learning_rate num_envs "
-            "num_steps minibatch_size update_epochs channels embedding_dim",
-        )
-        is_maze, griddly = self.env_id != "DeepSea-v0", mazes.griddly_installed()
-        runs.forbid(
+            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
-            ("--view and --env-id: mazes only", self.view is not None and not is_maze),
-            ("--view: an odd number of cells", self.view is not None and self.view % 2 == 0),
-            ("--deepsea-size: at least 2", self.deepsea_size < 2),
-            (
-                "--minibatch-size: at most num_steps x num_envs",
-                self.minibatch_size > self.batch_size,
-            ),
-            ("--engine griddly: " + mazes.NO_GRIDDLY, self.engine == "griddly" and not griddly),
+            ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
+            ("--view: an odd number of cells", self.view and self.view % 2 == 0),
+            ("--minibatch-size and --num-steps: M > B", self.minibatch_size > self.batch_size),
+            (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 
 
@@ -163,11 +141,11 @@ def make_envs(args, num_envs):
     """N envs with SAME_STEP autoreset, info["cell"] and `reachable`: put your own in here."""
     if args.env_id == "DeepSea-v0":
         return deepsea.DeepSeaVecEnv(num_envs, args.deepsea_size, mapping_seed=args.seed)
-    maze = {"maze": args.env_id, "goal": args.goal, "view": args.view, "max_steps": args.max_steps}
-    return mazes.MazeVecEnv(num_envs, engine=args.engine, **maze)
+    maze = (args.env_id, args.goal, args.view, args.max_steps, args.engine)
+    return mazes.MazeVecEnv(num_envs, *maze)
 
 
-def init_layer(layer, gain):
+def init_layer(layer, gain=2**0.5):
     """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -178,23 +156,23 @@ def make_tower(shape, args):
     """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
     channels, height, width = shape
     if args.network == "mlp":
-        hidden = nn.Linear(channels * height * width, args.embedding_dim)
+        hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
         nn.init.normal_(hidden.weight, std=0.1)  # much larger weights drown what changes in phi
-        nn.init.zeros_(hidden.bias)
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
-        layers += [init_layer(nn.Conv2d(channels, args.channels, 3, 2, 1), 2**0.5), nn.ReLU(inplace=True)]
+        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
+        layers += [init_layer(convolution), nn.ReLU(inplace=True)]
         channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
-    linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim), 2**0.5)
+    linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
     return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
 
 
 def make_head(features, outputs, gain):
-    """Two hidden layers of 64: without them obs and phi would only add up. [SB3 net_arch]"""
-    hidden = [init_layer(nn.Linear(features, 64), 2**0.5), nn.Tanh()]
-    hidden += [init_layer(nn.Linear(64, 64), 2**0.5), nn.Tanh()]
-    return nn.Sequential(*hidden, init_layer(nn.Linear(64, outputs), gain))
+    """Two hidden layers of 64: without them obs and phi could only be added up. [SB3 net_arch]"""
+    first, second = init_layer(nn.Linear(features, 64)), init_layer(nn.Linear(64, 64))
+    last = init_layer(nn.Linear(64, outputs), gain)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 class Agent(nn.Module):
@@ -203,10 +181,8 @@ class Agent(nn.Module):
     def __init__(self, envs, args):
         super().__init__()
         self.obs_tower = make_tower(envs.single_observation_space.shape, args)
-        self.phi_tower = None
-        if args.augment:
-            num_maps = 2 if args.bonus == "smax" else 1
-            self.phi_tower = make_tower((num_maps, *envs.reachable.shape), args)
+        phi_shape = (2 if args.bonus == "smax" else 1, *envs.reachable.shape)
+        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
         features = args.embedding_dim * (2 if args.augment else 1)
         self.actor = make_head(features, envs.single_action_space.n, 0.01)
         self.critic = make_head(features, 1, 1.0)
@@ -221,8 +197,6 @@ class Agent(nn.Module):
 
 
 # What the paper is about: count the visits, pay for them, show the counts.
-
-
 def visit(counts, tables, cells):
     """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
 
@@ -230,15 +204,13 @@ def visit(counts, tables, cells):
     tables   (K,)      int64   the table of each env; several envs may share one
     cells    (K, 2)    int64   (row, column) of s', or (-1, -1) where s' is no cell of the map
     """
-    is_cell = (cells[:, 0] >= 0).long()
-    counts.index_put_((tables, cells[:, 0], cells[:, 1]), is_cell, accumulate=True)
+    counts.index_put_((tables, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
 
 
 def fit_gaussian(counts):
-    """Mean and deviation of the states visited, as maps (R, H, W) each. [SOFE app:smax]
+    """Mean and deviation of the one-hot maps of the cells visited, (R, H, W) each. [SOFE app:smax]
 
-    A state is the one-hot map of the avatar's cell. The mean of such maps is mu = N / sum N, and as
-    their pixels are 0 or 1 the variance is mu (1 - mu), kept above SIGMA_FLOOR squared.
+    The pixels are 0 or 1: the mean is mu = N / sum N and the variance mu (1 - mu), here floored.
     """
     mu = counts / counts.sum((1, 2), keepdim=True)
     return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
@@ -254,7 +226,7 @@ def compute_bonus(counts, tables, cells, bonus):
                                       value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
     returns                 (K,) float32; 0 where s' is no cell
     """
-    at_cell = (tables, cells[:, 0], cells[:, 1])
+    at_cell = (tables, *cells.T)
     if bonus == "sqrt":
         value = (counts[at_cell] + 1).rsqrt()
     elif bonus == "salesman":
@@ -275,13 +247,15 @@ def augment(counts, tables, args):
 
     counts, tables   as in `visit`
     returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
+
+    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
     """
     if not args.augment:
         return torch.zeros((len(tables), 0, *counts.shape[1:]), device=counts.device)
-    if args.bonus == "smax":  # both maps are stretched to fill [0, 1]: most of mu is below 0.01
+    if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
         mu, sigma = fit_gaussian(counts)
         return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[tables]
-    return ENCODINGS[args.encoding](counts.float()).unsqueeze(1)[tables]
+    return (counts + 1).rsqrt().unsqueeze(1)[tables]
 
 
 def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
@@ -302,7 +276,7 @@ def compute_gae(rewards, values, final_values, terminations, truncations, gamma,
     return advantages[:-1]
 
 
-def ppo_loss(agent, batch, ent_coef, args):
+def ppo_loss(agent, batch, args):
     """Loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
 
     batch     obs (M, C, H, W), phi (M, F, H, W), actions, logprobs, advantages, returns (M,)
@@ -314,106 +288,94 @@ def ppo_loss(agent, batch, ent_coef, args):
     advantages = batch["advantages"]
     if args.norm_adv and len(advantages) > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
     v_loss = F.mse_loss(values, batch["returns"])
     entropy = policy.entropy().mean()
-    loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy
+    loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
+    approx_kl, clipfrac = (ratio - 1 - logratio).mean(), (ratio != clipped_ratio).float().mean()
     terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy}
-    terms["approx_kl"] = ((ratio - 1) - logratio).mean()
-    terms["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    terms |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
     return loss, {name: term.detach() for name, term in terms.items()}
 
 
 @torch.no_grad()
-def evaluate(agent, counts, args, video=None):
-    """Play `eval_episodes` episodes, one per env, with the likeliest and again with sampled actions.
+def evaluate(agent, counts, args, folder=None):
+    """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
 
-    counts    (R, H, W) int64   of training, never written: global counts are read as they stand,
-                                episodic ones are replaced by new tables
-    video     folder for a .gif of the first episode (None: no video)
-    returns   dict of eval/greedy_return, eval/greedy_length, eval/greedy_coverage, and sampled
+    counts    (R, H, W) int64   the table of training, never written: global counts are read as they
+                                stand, episodic ones are replaced by new tables
+    folder    where --capture-video puts two episodes side by side, greedy and sampled
+    returns   eval/greedy_return, _length and _coverage, eval/sampled_..., means over the E episodes
     """
-    metrics, N, device = {}, args.eval_episodes, counts.device
-    for mode in ("greedy", "sampled") if N else ():
-        envs = make_envs(args, N)
-        obs, info = envs.reset()
-        tables = torch.zeros(N, dtype=torch.int64, device=device)
-        if args.counts == "episodic":
-            tables = torch.arange(N, device=device)
-            counts = torch.zeros((N, *counts.shape[1:]), dtype=torch.int64, device=device)
-            visit(counts, tables, torch.as_tensor(info["cell"], device=device))
-        results, frames = np.full((3, N), np.nan), []
-        with torch.random.fork_rng():  # so that an evaluation does not change the training after it
-            torch.manual_seed(args.seed + 10_000)
-            while np.isnan(results).any():
-                if video and np.isnan(results[0, 0]):
-                    frames.append(envs.render()[0])
-                policy, _ = agent(
-                    torch.as_tensor(obs, device=device), augment(counts, tables, args)
-                )
-                actions = policy.logits.argmax(1) if mode == "greedy" else policy.sample()
-                obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
-                ended = (terminated | truncated) & np.isnan(results[0])
-                if ended.any():
-                    episode = info["final_info"]["episode"]
-                    results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
-                if args.counts == "episodic":
-                    visit(counts, tables, torch.as_tensor(info["cell"], device=device))
-        envs.close()
-        if video:
-            runs.save_gif(video / f"{mode}.gif", frames, fps=30)
-        for name, result in zip(("return", "length", "coverage"), results, strict=True):
-            metrics[f"eval/{mode}_{name}"] = float(result.mean())
+    E, device, frames = args.eval_episodes, counts.device, []
+    envs = make_envs(args, 2 * E)
+    obs, info = envs.reset()
+    tables = torch.arange(2 * E, device=device) * (args.counts == "episodic")
+    if args.counts == "episodic":
+        counts = torch.zeros((2 * E, *counts.shape[1:]), dtype=torch.int64, device=device)
+        visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+    results = np.full((3, 2 * E), np.nan)  # return, length, coverage
+    with torch.random.fork_rng():  # so that an evaluation does not change the training after it
+        torch.manual_seed(args.seed + 10_000)
+        while np.isnan(results).any():
+            if folder and args.capture_video and np.isnan(results[0, [0, E]]).any():
+                frames.append(np.concatenate([envs.render()[i] for i in (0, E)], axis=1))
+            policy, _ = agent(torch.as_tensor(obs, device=device), augment(counts, tables, args))
+            actions = torch.cat([policy.logits[:E].argmax(1), policy.sample()[E:]])
+            obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
+            ended = (terminated | truncated) & np.isnan(results[0])
+            if ended.any():
+                episode = info["final_info"]["episode"]
+                results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
+            if args.counts == "episodic":
+                visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+    envs.close()
+    if frames:
+        runs.save_gif(folder / "evaluation.gif", frames, fps=30)
+    metrics = {}
+    for name, (greedy, sampled) in zip(
+        ("return", "length", "coverage"), results.reshape(3, 2, E).mean(2), strict=True
+    ):
+        metrics |= {f"eval/greedy_{name}": float(greedy), f"eval/sampled_{name}": float(sampled)}
     return metrics
 
 
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "ppo_sofe")
-    torch.set_num_threads(args.num_threads)
-    torch.manual_seed(args.seed)
-    device = runs.select_device(args.device)
+    device = runs.set_up(args)
+    to_device = partial(torch.as_tensor, device=device)
     T, N, B = args.num_steps, args.num_envs, args.batch_size
-
     envs = make_envs(args, N)
     agent = Agent(envs, args).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
     tables = torch.arange(N, device=device) * (args.counts == "episodic")
-    num_tables = N if args.counts == "episodic" else 1
-    counts = torch.zeros((num_tables, *envs.reachable.shape), dtype=torch.int64, device=device)
+    table_shape = (N if args.counts == "episodic" else 1, *envs.reachable.shape)
+    counts = torch.zeros(table_shape, dtype=torch.int64, device=device)
     episode_bonus = torch.zeros(N, device=device)
-
     obs_shape = envs.single_observation_space.shape
     phi_shape = augment(counts, tables, args).shape[1:]
-    size = B * (np.prod(obs_shape) + 4 * np.prod(phi_shape) + 40)
-    runs.check_memory("rollout", int(size), device)
+    runs.check_memory("rollout", B * (np.prod(obs_shape) + 4 * np.prod(phi_shape) + 40), device)
     obs = torch.zeros((T, N, *obs_shape), dtype=torch.uint8, device=device)
     phis = torch.zeros((T, N, *phi_shape), device=device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs, final_values, ext_rewards, int_rewards = torch.zeros((4, T, N), device=device)
     values = torch.zeros((T + 1, N), device=device)
     terminations, truncations = torch.zeros((2, T, N), dtype=torch.bool, device=device)
-
-    arm = "sofe" if args.augment else "plain"
-    name = f"ppo-{args.env_id}-{args.bonus}-{arm}-seed{args.seed}"
-    kept = {"agent": agent, "optimizer": optimizer, "envs": envs}  # what a checkpoint holds
-    kept |= {"counts": counts, "episode_bonus": episode_bonus}
-    run = runs.Run(args, "ppo_sofe", name, envs.reachable, kept)
+    kept = dict(agent=agent, optimizer=optimizer, envs=envs, counts=counts, bonus=episode_bonus)
+    run = runs.Run(args, "ppo_sofe", envs.reachable, kept)
     global_step = run.restore()
     if global_step == 0:
         _, info = envs.reset(seed=args.seed)
-        visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+        visit(counts, tables, to_device(info["cell"]))
         run.log_cells(info["cell"])
-    next_obs = torch.as_tensor(envs.observe(), device=device)
+    next_obs = to_device(envs.observe())
     next_phi = augment(counts, tables, args)
     num_iterations = -(-args.total_timesteps // B)
 
     for iteration in range(global_step // B, num_iterations):
         run.checkpoint(global_step)
-        left = 1 - iteration / num_iterations
-        beta = args.beta * (left if args.anneal_beta else 1)
-        ent_coef = args.ent_coef * (left if args.anneal_ent else 1)
-
+        beta = args.beta * (1 - iteration / num_iterations if args.anneal_beta else 1)
         for t in range(T):
             obs[t], phis[t] = next_obs, next_phi
             with torch.no_grad():
@@ -422,17 +384,15 @@ def main(args: Args) -> dict[str, float]:
                 logprobs[t] = policy.log_prob(actions[t])
             env_obs, env_rewards, terminated, truncated, info = envs.step(actions[t].cpu().numpy())
             global_step += N
-            ext_rewards[t] = torch.as_tensor(env_rewards, device=device)
-            terminations[t] = torch.as_tensor(terminated, device=device)
-            truncations[t] = torch.as_tensor(truncated, device=device)
+            ext_rewards[t] = to_device(np.float32(env_rewards))
+            terminations[t], truncations[t] = to_device(terminated), to_device(truncated)
 
             # The bonus of the true s' from the statistics before it, then the visit.
-            ended, cells = np.flatnonzero(terminated | truncated), info["cell"]
+            ended, cells = np.flatnonzero(terminated | truncated), info["cell"].copy()
             if len(ended):
-                cells = cells.copy()
                 cells[ended] = info["final_info"]["cell"][ended]
             run.log_cells(cells)
-            cells = torch.as_tensor(cells, device=device)
+            cells = to_device(cells)
             int_rewards[t] = beta * compute_bonus(counts, tables, cells, args.bonus)
             episode_bonus += int_rewards[t]
             visit(counts, tables, cells)
@@ -440,25 +400,21 @@ def main(args: Args) -> dict[str, float]:
             if len(ended):
                 cut = np.flatnonzero(truncated)
                 if len(cut):  # V(s') with the phi of the episode that was cut off
-                    final_obs = torch.as_tensor(np.stack(info["final_obs"][cut]), device=device)
-                    with torch.no_grad():
-                        _, final_values[t, cut] = agent(
-                            final_obs, augment(counts, tables[cut], args)
-                        )
+                    final_obs = to_device(np.stack(info["final_obs"][cut]))
+                    final_phi = augment(counts, tables[cut], args)
+                    final_values[t, cut] = agent(final_obs, final_phi)[1].detach()
                 run.log_episodes(global_step, info, ended, episode_bonus[ended].tolist())
                 episode_bonus[ended] = 0
                 if args.counts == "episodic":
                     counts[ended] = 0
-                visit(counts, tables[ended], torch.as_tensor(info["cell"][ended], device=device))
-            next_obs = torch.as_tensor(env_obs, device=device)
+                visit(counts, tables[ended], to_device(info["cell"][ended]))
+            next_obs = to_device(env_obs)
             next_phi = augment(counts, tables, args)
 
-        with torch.no_grad():
-            _, values[T] = agent(next_obs, next_phi)
+        values[T] = agent(next_obs, next_phi)[1].detach()
         rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
-        advantages = compute_gae(
-            rewards, values, final_values, terminations, truncations, args.gamma, args.gae_lambda
-        )
+        rollout = (rewards, values, final_values, terminations, truncations)
+        advantages = compute_gae(*rollout, args.gamma, args.gae_lambda)
         batch = {"obs": obs, "phi": phis, "actions": actions, "logprobs": logprobs}
         batch |= {"advantages": advantages, "returns": advantages + values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}  # (B, ...)
@@ -466,27 +422,25 @@ def main(args: Args) -> dict[str, float]:
         for _ in range(args.update_epochs):
             for ids in torch.randperm(B, device=device).split(args.minibatch_size):
                 minibatch = {name: tensor[ids] for name, tensor in batch.items()}
-                loss, loss_terms = ppo_loss(agent, minibatch, ent_coef, args)
+                loss, loss_terms = ppo_loss(agent, minibatch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 terms.append(loss_terms)
 
-        losses = {
-            f"losses/{name}": torch.stack([t[name] for t in terms]).mean() for name in terms[0]
+        losses = {f"losses/{k}": torch.stack([t[k] for t in terms]).mean() for k in terms[0]}
+        unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)
+        losses |= {
+            "losses/explained_variance": 1 - unexplained,
+            "explore/bonus": int_rewards.mean(),
         }
-        explained = 1 - advantages.var() / batch["returns"].var().clamp(min=1e-8)
-        losses["losses/explained_variance"] = explained
-        losses["explore/bonus"] = int_rewards.mean()
-        losses = {name: value.item() for name, value in losses.items()}
-        run.log_update(global_step, losses)
-        run.progress(global_step, bonus=losses["explore/bonus"], entropy=losses["losses/entropy"])
-        if args.eval_every and global_step % args.eval_every < B:
+        run.log_update(global_step, {name: value.item() for name, value in losses.items()})
+        if args.eval_every and args.eval_episodes and global_step % args.eval_every < B:
             run.log_eval(global_step, evaluate(agent, counts, args))
 
     run.checkpoint(global_step, write=True)
-    metrics = evaluate(agent, counts, args, run.folder if args.capture_video else None)
+    metrics = evaluate(agent, counts, args, run.folder) if args.eval_episodes else {}
     envs.close()
     run.finish(global_step, metrics)
     return metrics

@@ -48,12 +48,12 @@ class DeepSeaVecEnv(gym.vector.VectorEnv):
     ):
         """
         num_envs            N
-        size                rows, columns and steps of an episode, at least 2
+        size                rows, columns and steps of an episode
         mapping_seed        seed of the action map (bsuite's sweep takes 42)
         randomize_actions   False: action 1 means right everywhere
         """
-        if num_envs < 1 or size < 2:
-            raise ValueError("num_envs must be at least 1 and size at least 2")
+        if num_envs < 1 or size < 1:
+            raise ValueError("num_envs and size must be at least 1")
         self.num_envs, self.size, self.render_mode = num_envs, size, render_mode
         self.right = np.ones((size, size), np.int64)
         if randomize_actions:  # the generator and the draw of bsuite

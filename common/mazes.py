@@ -168,7 +168,7 @@ Objects:
 """
 
 
-NO_GRIDDLY = "pip install griddly==1.6.7 (Python 3.11 or older), or take the numpy engine"
+NO_GRIDDLY = "no Griddly: pip install griddly==1.6.7 (Python 3.11), or --engine numpy"
 
 
 def griddly_installed() -> bool:
@@ -421,21 +421,21 @@ class MazeVecEnv(gym.vector.VectorEnv):
         self,
         num_envs: int = 1,
         maze: str = "Maze1-v0",
-        level: str | None = None,
         goal: bool = False,
         view: int | None = None,
         max_steps: int = 1000,
         engine: Literal["auto", "griddly", "numpy"] = "auto",
+        level: str | None = None,
         render_mode: str | None = None,
     ):
         """
         num_envs     N
         maze         a name in LEVELS
-        level        text of a level of your own in place of `maze`, see `parse_level`
         goal         keep the level's goal; ValueError where it has none
         view         odd side of the window that the agent sees (None: the whole map)
         max_steps    time limit of an episode in moves, > 0
         engine       griddly, numpy, or auto: griddly where it is installed
+        level        text of a level of your own in place of `maze`, see `parse_level`
         """
         if maze not in LEVELS:
             raise ValueError(f"unknown maze {maze!r}, there are {', '.join(LEVELS)}")

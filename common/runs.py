@@ -61,15 +61,18 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"error: {message}")
 
 
-def require_positive(args: Any, names: str) -> None:
-    """Raise ValueError for a field of `args`, named in a string with spaces, that is not > 0."""
-    for name in names.split():
-        if not getattr(args, name) > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be greater than 0")
+def check_args(args: Any, but_zero_is_fine_for: str, *rules: tuple[str, bool]) -> None:
+    """Raise ValueError, which the command line shows as a message, for arguments that cannot be.
 
-
-def forbid(*rules: tuple[str, bool]) -> None:
-    """Raise ValueError with the message of the first rule whose condition holds."""
+    args                   dataclass   every number in it must be greater than 0
+    but_zero_is_fine_for   str         names of fields, separated by spaces, that may also be 0
+    rules                              a message, and whether what it complains of is the case
+    """
+    for name, value in dataclasses.asdict(args).items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least = "at least 0" if name in but_zero_is_fine_for.split() else "greater than 0"
+            if not value >= 0 or (value == 0 and least == "greater than 0"):
+                raise ValueError(f"--{name.replace('_', '-')} {value} must be {least}")
     for message, holds in rules:
         if holds:
             raise ValueError(message)
@@ -110,6 +113,16 @@ def resume_args(args: Any, script: str) -> Any:
     return args
 
 
+def set_up(args: Any) -> torch.device:
+    """Set PyTorch's threads and seed from num_threads and seed; return the device to compute on.
+
+    All randomness of the scripts is PyTorch's, and is saved in checkpoints.
+    """
+    torch.set_num_threads(args.num_threads)
+    torch.manual_seed(args.seed)
+    return select_device(args.device)
+
+
 def select_device(name: str) -> torch.device:
     """Turn auto, cpu, cuda or mps into a device; auto is CUDA where there is one, else the CPU."""
     available = {
@@ -125,7 +138,7 @@ def select_device(name: str) -> torch.device:
 
 
 def check_memory(what: str, num_bytes: int, device: torch.device) -> None:
-    """Print the size of a buffer before it is made; end the program if it cannot fit."""
+    """Print the size of a buffer, in bytes, before it is made; end the program if it cannot fit."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
@@ -180,14 +193,10 @@ class Run:
     visits    (H, W) int64   how often each cell was reached or started from in the whole run
     """
 
-    def __init__(
-        self, args: Any, script: str, name: str, reachable: np.ndarray, kept: dict[str, Any]
-    ):
+    def __init__(self, args: Any, script: str, reachable: np.ndarray, kept: dict[str, Any]):
         """
-        args        dataclass      uses device, runs_dir, run_name, resume, total_timesteps,
-                                   checkpoint_every and track
+        args        dataclass      the arguments of the script
         script      str            name of the script without .py
-        name        str            what the folder is called without --run-name; a time is added
         reachable   (H, W) bool    the cells of the map that count
         kept        dict           what a checkpoint holds: modules and optimisers (state_dict),
                                    environments (get_state, set_state) and tensors, which must be
@@ -197,7 +206,7 @@ class Run:
         self.visits = np.zeros(reachable.shape, np.int64)
         if args.track:
             self._start_tracking(script)
-        self.folder = Path(args.resume).resolve() if args.resume else self._make_folder(name)
+        self.folder = Path(args.resume).resolve() if args.resume else self._make_folder()
         self.finished = False
         self._snapshot: bytes | None = None
         self._next_save = 0
@@ -228,12 +237,15 @@ class Run:
 
     # -- folder and record ---------------------------------------------------------------------
 
-    def _make_folder(self, name: str) -> Path:
+    def _make_folder(self) -> Path:
         runs_dir = Path(self.args.runs_dir).resolve()
         if self.args.run_name:
             stems = [re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]]
         else:
-            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:55] + time.strftime("-%Y%m%d-%H%M%S")
+            arm = "sofe" if self.args.augment else "plain"
+            name = f"{self.script.removesuffix('_sofe')}-{self.args.env_id}-{self.args.bonus}-{arm}"
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:45]
+            stem = f"{name}-seed{self.args.seed}" + time.strftime("-%Y%m%d-%H%M%S")
             stems = [stem] + [f"{stem}-{count}" for count in range(2, 1000)]
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
@@ -346,7 +358,11 @@ class Run:
         self.log_cells(info["cell"][ended])
 
     def log_update(self, step: int, metrics: dict[str, float]) -> None:
-        """Record the losses of an iteration; end the program if one is not a finite number."""
+        """Record an iteration and show the progress; end the program if a loss is not finite.
+
+        step      int    env steps summed over envs
+        metrics   dict   losses/* and explore/*, among them losses/entropy and explore/bonus
+        """
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             self._leave(
@@ -355,6 +371,8 @@ class Run:
             )
         seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
         self._write("updates.csv", step, metrics | {"explore/global_coverage": float(seen)})
+        with self._writing():
+            self._progress(step, metrics)
 
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
         """Record an evaluation."""
@@ -368,24 +386,22 @@ class Run:
             for tag, value in metrics.items():
                 self.writer.add_scalar(tag, value, step)
 
-    def progress(self, step: int, **shown: float) -> None:
+    def _progress(self, step: int, metrics: dict[str, float]) -> None:
         """Redraw the progress bar, or print a line now and then where there is no terminal."""
         now, total = time.monotonic(), self.args.total_timesteps
         speed = (step - self._start_step) / max(now - self._start_time, 1e-9)
+        shown = {"bonus": metrics["explore/bonus"], "entropy": metrics["losses/entropy"]}
+        text = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
         self.writer.add_scalar("charts/SPS", speed, step)
         if sys.stderr.isatty():
             if self._bar is None:
-                self._bar = tqdm(
-                    total=total, initial=self._start_step, unit="step", dynamic_ncols=True
-                )
-            self._bar.set_postfix(
-                {key: f"{value:.3g}" for key, value in shown.items()}, refresh=False
-            )
+                done = self._start_step
+                self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif now - self._line_time >= PROGRESS_SECONDS or step >= total:
             self._line_time = now
             left = tqdm.format_interval(max(total - step, 0) / max(speed, 1e-9))
-            text = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
             print(f"step {step}/{total}  {speed:.0f} steps/s  {left} left  {text}", flush=True)
 
     # -- checkpoints ---------------------------------------------------------------------------

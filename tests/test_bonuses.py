@@ -260,19 +260,6 @@ def test_the_reward_is_a_function_of_what_the_agent_sees(bonus):
     assert torch.equal(compute_bonus(rebuilt, tables, cells, bonus), expected)
 
 
-def test_encodings():
-    counts = torch.tensor([[[0, 3], [8, 1]]])
-    expected = {
-        "isqrt": [1, 0.5, 1 / 3, 2**-0.5],
-        "log": np.log1p([0, 3, 8, 1]),
-        "max": [0, 3 / 8, 1, 1 / 8],
-        "raw": [0, 3, 8, 1],
-    }
-    for encoding, values in expected.items():
-        phi = augment(counts, torch.tensor([0]), Args(augment=True, encoding=encoding))
-        assert phi.flatten().tolist() == pytest.approx(list(values))
-
-
 def test_without_sofe_there_is_no_phi():
     counts = torch.ones((3, 4, 5), dtype=torch.int64)
     assert augment(counts, torch.arange(3), Args()).shape == (3, 0, 4, 5)

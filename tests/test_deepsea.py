@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from common.deepsea import DeepSeaEnv, DeepSeaVecEnv
 
 
-@pytest.mark.parametrize("size", [2, 3, 10, 30])
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 30])
 @pytest.mark.parametrize("mapping_seed", [42, 7])
 @pytest.mark.parametrize("randomize_actions", [True, False])
 def test_same_as_bsuite_step_by_step(size, mapping_seed, randomize_actions):
@@ -114,8 +114,8 @@ def test_a_saved_state_goes_on_alike():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="size at least 2"):
-        DeepSeaVecEnv(1, 1)
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        DeepSeaVecEnv(1, 0)
     envs = DeepSeaVecEnv(2, 3)
     envs.reset()
     for actions in ([2, 0], [0], [-1, 0]):

@@ -214,7 +214,7 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
     peer.train()
 
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    loss, terms = ppo_loss(agent, batch, args.ent_coef, args)
+    loss, terms = ppo_loss(agent, batch, args)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
@@ -263,7 +263,7 @@ def test_a_last_minibatch_of_one_sample_gives_no_nan():
         "advantages": torch.ones(1),
         "returns": torch.ones(1),
     }
-    assert torch.isfinite(ppo_loss(agent, batch, 0.0, args)[0])
+    assert torch.isfinite(ppo_loss(agent, batch, args)[0])
 
 
 def test_the_two_arms_differ_by_the_phi_tower_alone():
