@@ -1,0 +1,146 @@
+"""What the files of paper/ share: launch runs, read their CSV, summarise over seeds.
+
+A file of paper/ describes its runs as a dict of names and command lines. `launch` starts those that
+are not finished, `read` gives what they wrote, and only that goes into tables and figures.
+"""
+
+import argparse
+import csv
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS, RESULTS, FIGURES = (ROOT / "paper" / name for name in ("runs", "results", "figures"))
+sys.path.insert(0, str(ROOT))
+
+# The CPU setting of README.md for the mazes, and the paper's own tables, which are the defaults.
+SMALL = [
+    *["--beta", "0.1", "--ent-coef", "0.01", "--num-envs", "32", "--num-steps", "128"],
+    *["--minibatch-size", "256", "--update-epochs", "4", "--channels", "16"],
+    *["--embedding-dim", "128"],
+]
+PAPER: list[str] = []
+SMOKE = [
+    *["--num-envs", "2", "--num-steps", "8", "--minibatch-size", "8", "--update-epochs", "1"],
+    *["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"],
+]
+
+
+def parse_size(description: str) -> argparse.Namespace:
+    """The command line of every file here: --smoke, --small or --paper, --seeds and --jobs."""
+    parser = argparse.ArgumentParser(description=description)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--smoke", action="store_const", dest="size", const="smoke", help="seconds")
+    size.add_argument("--small", action="store_const", dest="size", const="small", help="a CPU")
+    size.add_argument("--paper", action="store_const", dest="size", const="paper", help="a GPU")
+    parser.add_argument("--seeds", type=int, help="how many seeds, from 1 on")
+    parser.add_argument("--jobs", type=int, default=2, help="how many runs at the same time")
+    parser.set_defaults(size="small")
+    return parser.parse_args()
+
+
+def last_step(folder: Path) -> int:
+    """Steps trained so far according to updates.csv, 0 where there are none."""
+    try:
+        return int((folder / "updates.csv").read_text().strip().splitlines()[-1].split(",")[0])
+    except (FileNotFoundError, IndexError, ValueError):
+        return 0
+
+
+def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
+    """The command that starts a run or goes on with it; None where it is finished.
+
+    line   script and flags, with --total-timesteps; a finished run goes on where that is raised
+    """
+    folder, total = runs / name, line[line.index("--total-timesteps") + 1]
+    if (folder / "visits.png").exists() and last_step(folder) >= int(total):
+        return None
+    if (folder / "checkpoint.pt").exists():
+        rest = ["--resume", str(folder), "--total-timesteps", total]
+        keep = line[: next(i for i, word in enumerate(line) if word.startswith("--"))]
+        return [sys.executable, *keep, *rest]
+    if folder.exists():  # it ended before its first checkpoint
+        shutil.rmtree(folder)
+    return [sys.executable, *line, "--runs-dir", str(runs), "--run-name", name]
+
+
+def launch(jobs: dict[str, list[str]], parallel: int, runs: Path = RUNS) -> None:
+    """Run all jobs, `parallel` at a time, each with a log file; exit status 1 if one failed."""
+    runs.mkdir(parents=True, exist_ok=True)
+    waiting = [(name, cmd) for name, line in jobs.items() if (cmd := command_for(name, line, runs))]
+    print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished", flush=True)
+    running: dict[str, subprocess.Popen] = {}
+    failed: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                name, command = waiting.pop(0)
+                print(f"start {name}", flush=True)
+                with open(runs / f"{name}.log", "a") as log:
+                    running[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            time.sleep(0.2)
+            for name, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    if process.returncode != 0:
+                        failed.append(name)
+    finally:
+        for process in running.values():
+            process.terminate()  # the scripts save and can be resumed
+        for process in running.values():
+            process.wait()
+    if failed:
+        logs = ", ".join(str(runs / f"{name}.log") for name in failed)
+        raise SystemExit(f"error: {len(failed)} runs failed, see {logs}; start again to go on")
+
+
+def read(name: str, file: str = "episodes.csv", runs: Path = RUNS) -> dict[str, np.ndarray]:
+    """The columns of a CSV file of a run, each (rows,) float64."""
+    with open(runs / name / file) as lines:
+        rows = list(csv.DictReader(lines))
+    return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]} if rows else {}
+
+
+def bin_means(steps: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Mean of the values of the episodes that ended in (edges[k], edges[k + 1]]; nan for none."""
+    means = np.full(len(edges) - 1, np.nan)
+    for k in range(len(means)):
+        inside = (steps > edges[k]) & (steps <= edges[k + 1])
+        if inside.any():
+            means[k] = values[inside].mean()
+    return means
+
+
+def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Interquartile mean over seeds and its 95% stratified bootstrap interval. [rliable]
+
+    scores    (seeds, points) float64
+    returns   iqm, low, high, each (points,)
+    """
+    from rliable import library, metrics
+
+    def aggregate(sample: np.ndarray) -> np.ndarray:
+        return np.array([metrics.aggregate_iqm(sample[:, [k]]) for k in range(sample.shape[1])])
+
+    with warnings.catch_warnings():  # arch is about to rename an argument that rliable passes
+        warnings.simplefilter("ignore", FutureWarning)
+        points, intervals = library.get_interval_estimates(
+            {"scores": scores}, aggregate, reps=2000, random_state=np.random.RandomState(0)
+        )
+    return points["scores"], intervals["scores"][0], intervals["scores"][1]
+
+
+def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RESULTS) -> Path:
+    """Write paper/results/NAME.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{name}.csv", "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return folder / f"{name}.csv"
