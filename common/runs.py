@@ -311,7 +311,7 @@ class Run:
         size = self._loaded["files"].get(name, 0) if self._loaded else 0
         with open(path, "ab") as file:
             file.truncate(size)
-        self._files[name] = open(path, "a", newline="")
+        self._files[name] = open(path, "a", newline="")  # noqa: SIM115, closed by close()
         if size == 0:
             csv.writer(self._files[name], lineterminator="\n").writerow(columns)
         else:

@@ -14,10 +14,10 @@ The scripts have the winner built in, so a run of this file replaces `augment` o
 import sys
 
 import numpy as np
-
-import ppo_sofe
 import table_deepsea
 from experiments import RESULTS, RUNS, SMALL, SMOKE, launch, parse_size, read, write_csv
+
+import ppo_sofe
 
 ENCODINGS = {
     "isqrt": lambda counts: (counts + 1).rsqrt(),
@@ -82,9 +82,8 @@ def main():
         coverage = np.array([float(row[2]) for row in values])
         greedy = np.mean([float(row[3]) for row in values])
         solved = ", ".join("never" if row[4] is None else f"{row[4]:,}" for row in values)
-        print(
-            f"| {encoding} | {coverage.mean():.3f} ± {coverage.std():.3f} | {greedy:.2f} | {solved} |"
-        )
+        text = f"{coverage.mean():.3f} ± {coverage.std():.3f} | {greedy:.2f} | {solved}"
+        print(f"| {encoding} | {text} |")
     print(f"wrote {path}")
 
 

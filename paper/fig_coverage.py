@@ -10,8 +10,6 @@ paper/results/coverage_ppo_maze1.csv and paper/figures/coverage_ppo_maze1.png.
 """
 
 import numpy as np
-
-from common.mazes import full_knowledge_coverage, random_walk_coverage
 from experiments import (
     FIGURES,
     PAPER,
@@ -26,6 +24,8 @@ from experiments import (
     read,
     write_csv,
 )
+
+from common.mazes import full_knowledge_coverage, random_walk_coverage
 
 MAZE = "Maze1-v0"
 ARMS = {

@@ -3,12 +3,11 @@
     python paper/table_deepsea.py --small
 
 Sizes 10 and 20, the arms differ in --augment alone, one setting for all sizes: a rollout is one
-episode of each of 32 envs. Writes paper/results/table_deepsea.csv: the greedy return at the end, and
-the training episodes after which an evaluation first earned 0.95 or more.
+episode of each of 32 envs. Writes paper/results/table_deepsea.csv: the greedy return at the end,
+and the training episodes after which an evaluation first earned 0.95 or more.
 """
 
 import numpy as np
-
 from experiments import RESULTS, RUNS, launch, parse_size, read, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}

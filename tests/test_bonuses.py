@@ -1,4 +1,4 @@
-"""Bonuses and phi of a whole training run, recomputed from the positions alone with dictionaries."""
+"""Bonuses and phi of a training run, recomputed with dictionaries from the positions alone."""
 
 import math
 from collections import Counter
@@ -242,7 +242,7 @@ def test_counts_do_not_wrap():
 
 @pytest.mark.parametrize("bonus", ["sqrt", "salesman", "smax"])
 def test_the_reward_is_a_function_of_what_the_agent_sees(bonus):
-    """From phi as the network sees it and s' alone, the statistics and the bonus can be had back."""
+    """From phi as the network sees it and s', the statistics and the bonus can be had back."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(0, 30, (4, 6, 6), generator=generator)
     tables, cells = torch.arange(4), torch.randint(0, 6, (4, 2), generator=generator)

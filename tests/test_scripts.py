@@ -65,7 +65,7 @@ def rows(folder, name):
     return list(csv.DictReader((folder / name).read_text().splitlines()))
 
 
-# --- What a run does and writes ----------------------------------------------------------------------
+# --- What a run does and writes ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", ["Maze1-v0", "DeepSea-v0"])
@@ -205,7 +205,7 @@ def test_a_change_of_the_working_directory_does_no_harm(tmp_path, monkeypatch):
     assert (tmp_path / "here" / "run" / "checkpoint.pt").exists()
 
 
-# --- Repeatability, evaluation, resume -----------------------------------------------------------------
+# --- Repeatability, evaluation, resume -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -333,7 +333,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
         assert (tmp_path / "cut" / name).read_text() == (whole / name).read_text()
 
 
-# --- Command line ------------------------------------------------------------------------------------
+# --- Command line --------------------------------------------------------------------------------
 
 
 def test_help_prints_no_warning(tmp_path):
@@ -411,7 +411,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
-# --- Failures: one line, status not 0, nothing lost ------------------------------------------------------
+# --- Failures: one line, status not 0, nothing lost ----------------------------------------------
 
 
 def ends_with_one_line(result, *words):
@@ -536,7 +536,7 @@ def test_a_loss_that_is_not_a_number_keeps_the_last_good_state(tmp_path, monkeyp
 
 
 def test_a_crash_saves_the_last_complete_state(tmp_path):
-    """An error in the middle of a rollout, in a process of its own: a traceback, and a checkpoint."""
+    """An error in the middle of a rollout, in its own process: a traceback, and a checkpoint."""
     code = (
         "import ppo_sofe, common.mazes as m\n"
         "step, calls = m.MazeVecEnv.step, []\n"
@@ -554,7 +554,7 @@ def test_a_crash_saves_the_last_complete_state(tmp_path):
     assert content["global_step"] == 32
 
 
-# --- Learning ------------------------------------------------------------------------------------------
+# --- Learning ------------------------------------------------------------------------------------
 
 
 def test_sofe_solves_deepsea_10(tmp_path):
