@@ -2,10 +2,11 @@
 
 A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
 chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
-becomes a fixed function of what it sees. `visit`, `compute_bonus` and `augment` are all of it.
+becomes a fixed function of what it sees: read `visit`, `compute_bonus`, `augment`, `Agent.phi_tower`.
 
     python ppo_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
     python ppo_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
+The defaults are the paper's and want a GPU; `make run` shows the smaller CPU setting.
 
 Sources; a tag names a label of the paper, an equation or a function there
     [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
@@ -13,7 +14,7 @@ Sources; a tag names a label of the paper, an equation or a function there
     [GAE]   Schulman et al. 2016, High-Dimensional Continuous Control Using GAE
     [SB3]   stable-baselines3, which the paper used: initialisation, losses, epsilon of Adam
 
-Where the paper is silent (more in docs/ppo_sofe.md): the visit that is paid for is counted, so a
+Where the paper is silent (more in docs/ppo_sofe.md): sqrt pays beta / sqrt(N_t(s') + 1), so that a
 first visit pays beta; s_0 counts once when an episode starts; counts enter the network as
 1 / sqrt(1 + N); a time limit is no death, V(s') is bootstrapped with the phi of the old episode.
 """
@@ -42,7 +43,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute; auto is CUDA where there is one, else the CPU"""
     num_threads: int = 1
-    """CPU threads of PyTorch; two runs of one thread are faster than one run of two"""
+    """CPU threads of PyTorch; 1 is best where several runs share a machine"""
     total_timesteps: int = 1_000_000
     """environment steps, summed over the envs, rounded up to whole rollouts"""
     runs_dir: str = "runs"
@@ -58,7 +59,7 @@ class Args:
     eval_every: int = 0
     """environment steps between two evaluations (0: only one at the end)"""
     capture_video: bool = False
-    """write an episode of the last evaluation as evaluation.gif"""
+    """write a sampled episode of the last evaluation as evaluation.gif"""
     track: bool = False
     """mirror the run to Weights & Biases (pip install wandb)"""
     # Environment
@@ -74,7 +75,7 @@ class Args:
     """mazes only: what runs them, with equal results; auto is Griddly where it is installed"""
     deepsea_size: int = 10
     """DeepSea only: rows, columns and steps of an episode"""
-    # Algorithm: the defaults are [SOFE tab:ppo_hyperparameters]
+    # Algorithm, as in [SOFE tab:ppo_hyperparameters]; network as in [SOFE app:train_details]
     learning_rate: float = 3e-4
     """step size of Adam"""
     num_envs: int = 16
@@ -94,13 +95,13 @@ class Args:
     norm_adv: bool = True
     """normalise the advantages of each minibatch"""
     ent_coef: float = 0.0
-    """weight of the policy's entropy"""
+    """weight of the policy's entropy, >= 0"""
     vf_coef: float = 0.5
-    """weight of the value loss"""
+    """weight of the value loss, >= 0"""
     max_grad_norm: float = 0.5
     """largest global norm of the gradient"""
     network: Literal["cnn", "mlp"] = "cnn"
-    """cnn: the paper's towers; mlp: one hidden layer per input, for DeepSea"""
+    """cnn: the paper's towers; mlp: a tower is one linear layer and ReLU, for DeepSea"""
     channels: int = 64
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
@@ -109,15 +110,16 @@ class Args:
     bonus: Literal["none", "sqrt", "salesman", "smax"] = "sqrt"
     """the intrinsic reward, see `compute_bonus`"""
     counts: Literal["episodic", "global"] = "episodic"
-    """episodic: a table per env, cleared with its episode; global: one table for the whole run"""
+    """episodic: a table per env, cleared with its episode; global: one for the run (DeepSea needs
+    global: no cell repeats in its episodes)"""
     augment: bool = False
     """SOFE: show the bonus's statistics phi_t to the agent"""
     beta: float = 1.0
-    """weight of the bonus"""
+    """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
     anneal_beta: bool = False
-    """lower beta linearly to 0 over total_timesteps"""
+    """lower beta linearly to 0 over total_timesteps; phi does not show beta"""
     ext_coef: float = 1.0
-    """weight of the task's own reward; 0 is the reward-free setting"""
+    """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 
     @property
     def batch_size(self) -> int:
@@ -125,20 +127,22 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
+        zero = "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda"
         runs.check_args(
             self,
-            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda",
+            zero,  # these may be 0, all other numbers must be greater
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
             ("--minibatch-size and --num-steps: M > B", self.minibatch_size > self.batch_size),
+            ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
             (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 
 
 def make_envs(args, num_envs):
-    """N envs with SAME_STEP autoreset, info["cell"] and `reachable`: put your own in here."""
+    """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
     if args.env_id == "DeepSea-v0":
         return deepsea.DeepSeaVecEnv(num_envs, args.deepsea_size, mapping_seed=args.seed)
     maze = (args.env_id, args.goal, args.view, args.max_steps, args.engine)
@@ -157,7 +161,9 @@ def make_tower(shape, args):
     channels, height, width = shape
     if args.network == "mlp":
         hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
-        nn.init.normal_(hidden.weight, std=0.1)  # much larger weights drown what changes in phi
+        nn.init.normal_(
+            hidden.weight, std=0.1
+        )  # 0.5 stalls: most of phi is 1 at first, and adds up
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
@@ -169,7 +175,7 @@ def make_tower(shape, args):
 
 
 def make_head(features, outputs, gain):
-    """Two hidden layers of 64: without them obs and phi could only be added up. [SB3 net_arch]"""
+    """Two hidden layers of 64; a linear head could only add f(obs) to g(phi). [SB3 net_arch]"""
     first, second = init_layer(nn.Linear(features, 64)), init_layer(nn.Linear(64, 64))
     last = init_layer(nn.Linear(64, outputs), gain)
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
@@ -178,10 +184,9 @@ def make_head(features, outputs, gain):
 class Agent(nn.Module):
     """Policy and value heads on the features of the observation and, with SOFE, of phi."""
 
-    def __init__(self, envs, args):
+    def __init__(self, envs, phi_shape, args):
         super().__init__()
         self.obs_tower = make_tower(envs.single_observation_space.shape, args)
-        phi_shape = (2 if args.bonus == "smax" else 1, *envs.reachable.shape)
         self.phi_tower = make_tower(phi_shape, args) if args.augment else None
         features = args.embedding_dim * (2 if args.augment else 1)
         self.actor = make_head(features, envs.single_action_space.n, 0.01)
@@ -197,36 +202,38 @@ class Agent(nn.Module):
 
 
 # What the paper is about: count the visits, pay for them, show the counts.
-def visit(counts, tables, cells):
+def visit(counts, table_ids, cells):
     """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
 
-    counts   (R, H, W) int64   R = N tables, one per episode, or one for the run; changed in place
-    tables   (K,)      int64   the table of each env; several envs may share one
-    cells    (K, 2)    int64   (row, column) of s', or (-1, -1) where s' is no cell of the map
+    counts      (R, H, W) int64   visit tables, changed in place: R = N, one per env, or 1 for all
+    table_ids   (K,)      int64   the table of each env; several envs may share one
+    cells       (K, 2)    int64   (row, column) of s', or (-1, -1) where s' is no cell of the map
     """
-    counts.index_put_((tables, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
+    is_cell = (cells[:, 0] >= 0).long()  # index -1 is the last cell: 0 is added there
+    counts.index_put_((table_ids, *cells.T), is_cell, accumulate=True)
 
 
 def fit_gaussian(counts):
     """Mean and deviation of the one-hot maps of the cells visited, (R, H, W) each. [SOFE app:smax]
 
     The pixels are 0 or 1: the mean is mu = N / sum N and the variance mu (1 - mu), here floored.
+    The bonus is a function of the two; how they go on also depends on sum N, which is not shown.
     """
     mu = counts / counts.sum((1, 2), keepdim=True)
     return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
 
 
-def compute_bonus(counts, tables, cells, bonus):
-    """B(s' | phi_t): what it pays to reach s', from the statistics before this visit.
+def compute_bonus(counts, table_ids, cells, bonus):
+    """B(s' | phi_t): what it pays to reach s', from counts that do not hold this visit yet.
 
-    counts, tables, cells   as in `visit`
+    counts, table_ids, cells   as in `visit`
     bonus                   sqrt      1 / sqrt(N_t(s') + 1)                       [SOFE sqrt_rew]
                             salesman  1 if N_t(s') = 0, else 0                [SOFE salesman_rew]
                             smax      -log p(s') of the Gaussian, less its smallest possible
                                       value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
     returns                 (K,) float32; 0 where s' is no cell
     """
-    at_cell = (tables, *cells.T)
+    at_cell = (table_ids, *cells.T)
     if bonus == "sqrt":
         value = (counts[at_cell] + 1).rsqrt()
     elif bonus == "salesman":
@@ -236,26 +243,26 @@ def compute_bonus(counts, tables, cells, bonus):
         mu, sigma = fit_gaussian(counts)
         everywhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
         at_s = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())  # (K,)
-        value = (everywhere[tables] + at_s) * SIGMA_FLOOR**2
+        value = (everywhere[table_ids] + at_s) * SIGMA_FLOOR**2
     else:
-        value = torch.zeros_like(tables)
-    return value * (cells[:, 0] >= 0).float()
+        value = torch.zeros_like(table_ids)
+    return torch.where(cells[:, 0] >= 0, value, 0.0)
 
 
-def augment(counts, tables, args):
+def augment(counts, table_ids, args):
     """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
 
-    counts, tables   as in `visit`
+    counts, table_ids   as in `visit`
     returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
 
     The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
     """
     if not args.augment:
-        return torch.zeros((len(tables), 0, *counts.shape[1:]), device=counts.device)
+        return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
     if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
         mu, sigma = fit_gaussian(counts)
-        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[tables]
-    return (counts + 1).rsqrt().unsqueeze(1)[tables]
+        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
+    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
 
 
 def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
@@ -303,33 +310,36 @@ def ppo_loss(agent, batch, args):
 def evaluate(agent, counts, args, folder=None):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
 
-    counts    (R, H, W) int64   the table of training, never written: global counts are read as they
-                                stand, episodic ones are replaced by new tables
-    folder    where --capture-video puts two episodes side by side, greedy and sampled
-    returns   eval/greedy_return, _length and _coverage, eval/sampled_..., means over the E episodes
+    counts    (R, H, W) int64   of training, never written: with global counts every env goes on from
+                                a copy of its own, with episodic counts from an empty table
+    folder    where --capture-video puts the first sampled episode (None: nowhere)
+    returns   eval/greedy_return, _length and _coverage, eval/sampled_..., means over E episodes;
+              greedy episodes in an environment without randomness are all the same
     """
     E, device, frames = args.eval_episodes, counts.device, []
-    envs = make_envs(args, 2 * E)
-    obs, info = envs.reset()
-    tables = torch.arange(2 * E, device=device) * (args.counts == "episodic")
-    if args.counts == "episodic":
-        counts = torch.zeros((2 * E, *counts.shape[1:]), dtype=torch.int64, device=device)
-        visit(counts, tables, torch.as_tensor(info["cell"], device=device))
-    results = np.full((3, 2 * E), np.nan)  # return, length, coverage
-    with torch.random.fork_rng():  # so that an evaluation does not change the training after it
-        torch.manual_seed(args.seed + 10_000)
-        while np.isnan(results).any():
-            if folder and args.capture_video and np.isnan(results[0, [0, E]]).any():
-                frames.append(np.concatenate([envs.render()[i] for i in (0, E)], axis=1))
-            policy, _ = agent(torch.as_tensor(obs, device=device), augment(counts, tables, args))
-            actions = torch.cat([policy.logits[:E].argmax(1), policy.sample()[E:]])
-            obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
-            ended = (terminated | truncated) & np.isnan(results[0])
-            if ended.any():
-                episode = info["final_info"]["episode"]
-                results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
-            if args.counts == "episodic":
-                visit(counts, tables, torch.as_tensor(info["cell"], device=device))
+    envs, generator = (
+        make_envs(args, 2 * E),
+        torch.Generator(device).manual_seed(args.seed + 10_000),
+    )
+    obs, info = envs.reset(seed=args.seed + 10_000)
+    table_ids = torch.arange(2 * E, device=device)
+    counts = counts[:1].repeat(2 * E, 1, 1) * (args.counts == "global")
+    visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
+    results = np.full(
+        (3, 2 * E), np.nan
+    )  # return, length, coverage of the first episode of each env
+    while np.isnan(results).any():
+        if folder and args.capture_video and np.isnan(results[0, E]):
+            frames.append(envs.render()[E])
+        policy, _ = agent(torch.as_tensor(obs, device=device), augment(counts, table_ids, args))
+        sampled = policy.probs[E:].multinomial(1, generator=generator).squeeze(1)
+        actions = torch.cat([policy.logits[:E].argmax(1), sampled])
+        obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
+        ended = (terminated | truncated) & np.isnan(results[0])
+        if ended.any():
+            episode = info["final_info"]["episode"]
+            results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
+        visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
     envs.close()
     if frames:
         runs.save_gif(folder / "evaluation.gif", frames, fps=30)
@@ -343,39 +353,42 @@ def evaluate(agent, counts, args, folder=None):
 
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "ppo_sofe")
-    device = runs.set_up(args)
+    device = runs.set_up(args)  # seeds and threads as well
     to_device = partial(torch.as_tensor, device=device)
     T, N, B = args.num_steps, args.num_envs, args.batch_size
     envs = make_envs(args, N)
-    agent = Agent(envs, args).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-    tables = torch.arange(N, device=device) * (args.counts == "episodic")
+    table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
     table_shape = (N if args.counts == "episodic" else 1, *envs.reachable.shape)
     counts = torch.zeros(table_shape, dtype=torch.int64, device=device)
+    phi_shape = augment(counts, table_ids, args).shape[1:]
     episode_bonus = torch.zeros(N, device=device)
-    obs_shape = envs.single_observation_space.shape
-    phi_shape = augment(counts, tables, args).shape[1:]
-    runs.check_memory("rollout", B * (np.prod(obs_shape) + 4 * np.prod(phi_shape) + 40), device)
-    obs = torch.zeros((T, N, *obs_shape), dtype=torch.uint8, device=device)
+    agent = Agent(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+
+    obs_space = envs.single_observation_space
+    size = np.prod(obs_space.shape) * obs_space.dtype.itemsize + 4 * np.prod(phi_shape) + 40
+    runs.check_memory("rollout", B * size, device)
+    obs = to_device(np.zeros((T, N, *obs_space.shape), obs_space.dtype))
     phis = torch.zeros((T, N, *phi_shape), device=device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs, final_values, ext_rewards, int_rewards = torch.zeros((4, T, N), device=device)
     values = torch.zeros((T + 1, N), device=device)
     terminations, truncations = torch.zeros((2, T, N), dtype=torch.bool, device=device)
+
     kept = dict(agent=agent, optimizer=optimizer, envs=envs, counts=counts, bonus=episode_bonus)
-    run = runs.Run(args, "ppo_sofe", envs.reachable, kept)
+    run = runs.Run(args, "ppo_sofe", envs.reachable, kept)  # kept: what a checkpoint holds
     global_step = run.restore()
-    if global_step == 0:
+    if args.resume is None:
         _, info = envs.reset(seed=args.seed)
-        visit(counts, tables, to_device(info["cell"]))
+        visit(counts, table_ids, to_device(info["cell"]))
         run.log_cells(info["cell"])
-    next_obs = to_device(envs.observe())
-    next_phi = augment(counts, tables, args)
-    num_iterations = -(-args.total_timesteps // B)
+    next_obs = to_device(envs.observe())  # as reset returned it, or as the checkpoint left it
+    next_phi = augment(counts, table_ids, args)
+    num_iterations = -(-args.total_timesteps // B)  # rounded up
 
     for iteration in range(global_step // B, num_iterations):
         run.checkpoint(global_step)
-        beta = args.beta * (1 - iteration / num_iterations if args.anneal_beta else 1)
+        beta = args.beta * ((1 - iteration / num_iterations) if args.anneal_beta else 1)
         for t in range(T):
             obs[t], phis[t] = next_obs, next_phi
             with torch.no_grad():
@@ -393,23 +406,23 @@ def main(args: Args) -> dict[str, float]:
                 cells[ended] = info["final_info"]["cell"][ended]
             run.log_cells(cells)
             cells = to_device(cells)
-            int_rewards[t] = beta * compute_bonus(counts, tables, cells, args.bonus)
+            int_rewards[t] = beta * compute_bonus(counts, table_ids, cells, args.bonus)
             episode_bonus += int_rewards[t]
-            visit(counts, tables, cells)
+            visit(counts, table_ids, cells)
 
             if len(ended):
                 cut = np.flatnonzero(truncated)
                 if len(cut):  # V(s') with the phi of the episode that was cut off
                     final_obs = to_device(np.stack(info["final_obs"][cut]))
-                    final_phi = augment(counts, tables[cut], args)
+                    final_phi = augment(counts, table_ids[cut], args)
                     final_values[t, cut] = agent(final_obs, final_phi)[1].detach()
                 run.log_episodes(global_step, info, ended, episode_bonus[ended].tolist())
                 episode_bonus[ended] = 0
                 if args.counts == "episodic":
                     counts[ended] = 0
-                visit(counts, tables[ended], to_device(info["cell"][ended]))
+                visit(counts, table_ids[ended], to_device(info["cell"][ended]))
             next_obs = to_device(env_obs)
-            next_phi = augment(counts, tables, args)
+            next_phi = augment(counts, table_ids, args)
 
         values[T] = agent(next_obs, next_phi)[1].detach()
         rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
@@ -429,14 +442,15 @@ def main(args: Args) -> dict[str, float]:
                 optimizer.step()
                 terms.append(loss_terms)
 
-        losses = {f"losses/{k}": torch.stack([t[k] for t in terms]).mean() for k in terms[0]}
-        unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)
+        losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
+        unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)  # A = R - V
         losses |= {
             "losses/explained_variance": 1 - unexplained,
             "explore/bonus": int_rewards.mean(),
         }
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-        if args.eval_every and args.eval_episodes and global_step % args.eval_every < B:
+        passed = args.eval_every and global_step % args.eval_every < B  # a multiple of eval_every
+        if passed and iteration + 1 < num_iterations:
             run.log_eval(global_step, evaluate(agent, counts, args))
 
     run.checkpoint(global_step, write=True)

@@ -16,6 +16,8 @@ import ppo_sofe
 from common.mazes import MazeVecEnv
 from ppo_sofe import Agent, Args, compute_gae, ppo_loss
 
+PHI = (1, 32, 32)
+
 
 def random_rollout(seed, T=12, N=4):
     generator = torch.Generator().manual_seed(seed)
@@ -182,7 +184,7 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
     )
     args.ent_coef = 0.01
     envs = MazeVecEnv(1, engine="numpy")
-    agent = Agent(envs, args)
+    agent = Agent(envs, PHI, args)
     peer = make_peer(args, envs, agent)
     agent = agent.to(memory_format=memory_format)
     batch = {
@@ -237,13 +239,13 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
 def test_initialisation_has_the_scale_of_stable_baselines3():
     args = Args(augment=True, channels=16, embedding_dim=128)
     envs = MazeVecEnv(1, engine="numpy")
-    agent = Agent(envs, args)
+    agent = Agent(envs, PHI, args)
     fresh = PPO(
         "MultiInputPolicy",
         DummyVecEnv([lambda: StubEnv(envs)]),
         policy_kwargs={
             "features_extractor_class": OurTowers,
-            "features_extractor_kwargs": {"agent": Agent(envs, args)},
+            "features_extractor_kwargs": {"agent": Agent(envs, PHI, args)},
             "normalize_images": False,
         },
         device="cpu",
@@ -254,7 +256,7 @@ def test_initialisation_has_the_scale_of_stable_baselines3():
 
 def test_a_last_minibatch_of_one_sample_gives_no_nan():
     args = Args(channels=4, embedding_dim=8)
-    agent = Agent(MazeVecEnv(1, engine="numpy"), args)
+    agent = Agent(MazeVecEnv(1, engine="numpy"), PHI, args)
     batch = {
         "obs": torch.zeros(1, 2, 32, 32, dtype=torch.uint8),
         "phi": torch.zeros(1, 0, 32, 32),
@@ -269,8 +271,8 @@ def test_a_last_minibatch_of_one_sample_gives_no_nan():
 def test_the_two_arms_differ_by_the_phi_tower_alone():
     """Same observation tower and heads but for the input width; the plain agent never reads phi."""
     envs = MazeVecEnv(1, engine="numpy")
-    plain = Agent(envs, Args(channels=4, embedding_dim=8))
-    sofe = Agent(envs, Args(channels=4, embedding_dim=8, augment=True))
+    plain = Agent(envs, PHI, Args(channels=4, embedding_dim=8))
+    sofe = Agent(envs, PHI, Args(channels=4, embedding_dim=8, augment=True))
     assert plain.phi_tower is None
     for left, right in zip(plain.obs_tower.parameters(), sofe.obs_tower.parameters(), strict=True):
         assert left.shape == right.shape
@@ -284,7 +286,7 @@ def test_the_two_arms_differ_by_the_phi_tower_alone():
 
 def test_the_memory_format_changes_nothing():
     envs = MazeVecEnv(1, engine="numpy")
-    agent = ppo_sofe.Agent(envs, Args(channels=8, embedding_dim=16, augment=True))
+    agent = ppo_sofe.Agent(envs, PHI, Args(channels=8, embedding_dim=16, augment=True))
     other = copy.deepcopy(agent).to(memory_format=torch.channels_last)
     obs, phi = torch.randint(0, 2, (5, 2, 32, 32), dtype=torch.uint8), torch.rand(5, 1, 32, 32)
     (left, v), (right, w) = agent(obs, phi), other(obs, phi)
