@@ -2,7 +2,7 @@
 
 A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
 chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
-becomes a fixed function of what it sees: read `visit`, `compute_bonus`, `augment`, `Agent.phi_tower`.
+becomes a fixed function of what it sees: see `visit`, `compute_bonus`, `augment`, `phi_tower`.
 
     python ppo_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
     python ppo_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
@@ -26,7 +26,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 import tyro
 from torch.distributions import Categorical
 
@@ -110,8 +109,7 @@ class Args:
     bonus: Literal["none", "sqrt", "salesman", "smax"] = "sqrt"
     """the intrinsic reward, see `compute_bonus`"""
     counts: Literal["episodic", "global"] = "episodic"
-    """episodic: a table per env, cleared with its episode; global: one for the run (DeepSea needs
-    global: no cell repeats in its episodes)"""
+    """episodic: a table per env and episode; global: one for the run, which DeepSea needs"""
     augment: bool = False
     """SOFE: show the bonus's statistics phi_t to the agent"""
     beta: float = 1.0
@@ -127,10 +125,10 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
-        zero = "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda"
+        may_be_0 = "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda"
         runs.check_args(
             self,
-            zero,  # these may be 0, all other numbers must be greater
+            may_be_0,
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
@@ -207,10 +205,9 @@ def visit(counts, table_ids, cells):
 
     counts      (R, H, W) int64   visit tables, changed in place: R = N, one per env, or 1 for all
     table_ids   (K,)      int64   the table of each env; several envs may share one
-    cells       (K, 2)    int64   (row, column) of s', or (-1, -1) where s' is no cell of the map
+    cells       (K, 2)    int64   (row, column) of s'; (-1, -1), where it is no cell, adds 0
     """
-    is_cell = (cells[:, 0] >= 0).long()  # index -1 is the last cell: 0 is added there
-    counts.index_put_((table_ids, *cells.T), is_cell, accumulate=True)
+    counts.index_put_((table_ids, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
 
 
 def fit_gaussian(counts):
@@ -254,7 +251,6 @@ def augment(counts, table_ids, args):
 
     counts, table_ids   as in `visit`
     returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
-
     The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
     """
     if not args.augment:
@@ -297,7 +293,7 @@ def ppo_loss(agent, batch, args):
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
-    v_loss = F.mse_loss(values, batch["returns"])
+    v_loss = nn.functional.mse_loss(values, batch["returns"])
     entropy = policy.entropy().mean()
     loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
     approx_kl, clipfrac = (ratio - 1 - logratio).mean(), (ratio != clipped_ratio).float().mean()
@@ -310,27 +306,24 @@ def ppo_loss(agent, batch, args):
 def evaluate(agent, counts, args, folder=None):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
 
-    counts    (R, H, W) int64   of training, never written: with global counts every env goes on from
-                                a copy of its own, with episodic counts from an empty table
+    counts    (R, H, W) int64   of training, never written: every env counts on in a copy of its
+                                own (global) or from an empty table (episodic)
     folder    where --capture-video puts the first sampled episode (None: nowhere)
-    returns   eval/greedy_return, _length and _coverage, eval/sampled_..., means over E episodes;
-              greedy episodes in an environment without randomness are all the same
+    returns   eval/greedy_return, _length, _coverage and eval/sampled_..., means over E episodes
     """
-    E, device, frames = args.eval_episodes, counts.device, []
-    envs, generator = (
-        make_envs(args, 2 * E),
-        torch.Generator(device).manual_seed(args.seed + 10_000),
-    )
+    E, device = args.eval_episodes, counts.device
+    envs = make_envs(args, 2 * E)
+    if folder and args.capture_video:
+        envs = runs.GifRecorder(envs, E, folder / "evaluation.gif")
     obs, info = envs.reset(seed=args.seed + 10_000)
+    generator = torch.Generator(device).manual_seed(
+        args.seed + 10_000
+    )  # leaves that of training be
     table_ids = torch.arange(2 * E, device=device)
     counts = counts[:1].repeat(2 * E, 1, 1) * (args.counts == "global")
     visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
-    results = np.full(
-        (3, 2 * E), np.nan
-    )  # return, length, coverage of the first episode of each env
+    results = np.full((3, 2 * E), np.nan)  # of the first episode of each env
     while np.isnan(results).any():
-        if folder and args.capture_video and np.isnan(results[0, E]):
-            frames.append(envs.render()[E])
         policy, _ = agent(torch.as_tensor(obs, device=device), augment(counts, table_ids, args))
         sampled = policy.probs[E:].multinomial(1, generator=generator).squeeze(1)
         actions = torch.cat([policy.logits[:E].argmax(1), sampled])
@@ -341,13 +334,9 @@ def evaluate(agent, counts, args, folder=None):
             results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
         visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
     envs.close()
-    if frames:
-        runs.save_gif(folder / "evaluation.gif", frames, fps=30)
-    metrics = {}
-    for name, (greedy, sampled) in zip(
-        ("return", "length", "coverage"), results.reshape(3, 2, E).mean(2), strict=True
-    ):
-        metrics |= {f"eval/greedy_{name}": float(greedy), f"eval/sampled_{name}": float(sampled)}
+    metrics, means = {}, results.reshape(3, 2, E).mean(2).tolist()
+    for name, (greedy, sampled) in zip(("return", "length", "coverage"), means, strict=True):
+        metrics |= {f"eval/greedy_{name}": greedy, f"eval/sampled_{name}": sampled}
     return metrics
 
 
@@ -358,8 +347,7 @@ def main(args: Args) -> dict[str, float]:
     T, N, B = args.num_steps, args.num_envs, args.batch_size
     envs = make_envs(args, N)
     table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
-    table_shape = (N if args.counts == "episodic" else 1, *envs.reachable.shape)
-    counts = torch.zeros(table_shape, dtype=torch.int64, device=device)
+    counts = torch.zeros(int(table_ids[-1]) + 1, *envs.reachable.shape, device=device).long()
     phi_shape = augment(counts, table_ids, args).shape[1:]
     episode_bonus = torch.zeros(N, device=device)
     agent = Agent(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
@@ -409,7 +397,6 @@ def main(args: Args) -> dict[str, float]:
             int_rewards[t] = beta * compute_bonus(counts, table_ids, cells, args.bonus)
             episode_bonus += int_rewards[t]
             visit(counts, table_ids, cells)
-
             if len(ended):
                 cut = np.flatnonzero(truncated)
                 if len(cut):  # V(s') with the phi of the episode that was cut off
@@ -449,9 +436,8 @@ def main(args: Args) -> dict[str, float]:
             "explore/bonus": int_rewards.mean(),
         }
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-        passed = args.eval_every and global_step % args.eval_every < B  # a multiple of eval_every
-        if passed and iteration + 1 < num_iterations:
-            run.log_eval(global_step, evaluate(agent, counts, args))
+        if args.eval_every and global_step % args.eval_every < B and iteration + 1 < num_iterations:
+            run.log_eval(global_step, evaluate(agent, counts, args))  # once per eval_every steps
 
     run.checkpoint(global_step, write=True)
     metrics = evaluate(agent, counts, args, run.folder) if args.eval_episodes else {}

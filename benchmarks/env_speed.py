@@ -5,9 +5,9 @@
 The peers are what one would write without this project: Griddly's own gym wrapper in a gymnasium
 environment, N of them in a SyncVectorEnv. `bare` is the least that runs, a time limit and nothing
 more; `same information` adds what our environments also give, with gymnasium's usual wrappers:
-the avatar's cell, return, length and coverage of an episode. All run Maze 1 with random actions in one
-process, in turn, several rounds; the figures are medians over the rounds, per second of processor
-time. Writes benchmarks/env_speed.csv.
+the avatar's cell, return, length and coverage of an episode. All run Maze 1 with random actions in
+one process, in turn, several rounds; the figures are medians over the rounds, per second of
+processor time. Writes benchmarks/env_speed.csv.
 """
 
 import csv

@@ -37,6 +37,8 @@ from typing import Any, NoReturn
 import numpy as np
 import psutil
 import torch
+from gymnasium.vector import VectorEnv, VectorWrapper
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -159,12 +161,35 @@ def to_tensors(state: Any) -> Any:
     return state.item() if isinstance(state, np.generic) else state
 
 
-def save_gif(path: Path, frames: list[np.ndarray], fps: int) -> None:
-    """Write (H, W, 3) uint8 images as an animation."""
-    from PIL import Image
+class GifRecorder(VectorWrapper):
+    """Record the first episode of one of N environments and write it as an animation on close."""
 
-    images = [Image.fromarray(frame) for frame in frames]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
+    def __init__(self, envs: VectorEnv, index: int, path: Path):
+        super().__init__(envs)
+        self.index, self.path = index, path
+        self.frames: list[Image.Image] = []
+        self.over = False
+
+    def _shoot(self) -> None:
+        self.frames.append(Image.fromarray(self.env.render()[self.index]))
+
+    def reset(self, **kwargs: Any):
+        result = self.env.reset(**kwargs)
+        self._shoot()
+        return result
+
+    def step(self, actions: np.ndarray):
+        result = self.env.step(actions)
+        self.over |= bool(result[2][self.index] or result[3][self.index])
+        if not self.over:
+            self._shoot()
+        return result
+
+    def close(self, **kwargs: Any) -> None:
+        if self.frames:
+            first, *rest = self.frames
+            first.save(self.path, save_all=True, append_images=rest, duration=33, loop=0)
+        self.env.close(**kwargs)
 
 
 def draw_visits(path: Path, visits: np.ndarray, reachable: np.ndarray, title: str) -> None:

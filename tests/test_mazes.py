@@ -91,7 +91,7 @@ def test_maze_3_is_maze_1_with_three_doors():
 @pytest.mark.skipif(not mazes.griddly_installed(), reason="Griddly has no wheel here")
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_griddly_and_numpy_agree_over_20000_steps(setting):
-    """Half of the envs walk at random, the others along shortest paths, some of them to the goal."""
+    """Half of the envs walk at random, the others along shortest paths, some to the goal."""
     both = [
         MazeVecEnv(20, **setting, max_steps=300, engine=engine) for engine in ("griddly", "numpy")
     ]
