@@ -6,6 +6,7 @@ are not finished, `read` gives what they wrote, and only that goes into tables a
 
 import argparse
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS, RESULTS, FIGURES = (ROOT / "paper" / name for name in ("runs", "results", "figures"))
+RUNS = Path(os.environ.get("SOFE_RUNS", ROOT / "paper" / "runs"))  # the tests keep theirs apart
+RESULTS, FIGURES = ROOT / "paper" / "results", ROOT / "paper" / "figures"
 sys.path.insert(0, str(ROOT))
 
 # The CPU setting of README.md for the mazes, and the paper's own tables, which are the defaults.

@@ -34,7 +34,7 @@ ARMS = {
 }
 BONUSES = ("sqrt", "salesman")
 SIZES = {  # flags, steps, seeds, length of an episode
-    "smoke": (SMOKE, 64, 2, 8),
+    "smoke": (SMOKE, 64, 1, 8),
     "small": (SMALL, 1_000_000, 3, 1000),
     "paper": (PAPER, 10_000_000, 6, 1000),
 }

@@ -93,7 +93,7 @@ def test_ending_an_episode_is_not_made_profitable():
 
 
 def test_only_the_env_that_is_cut_off_is_bootstrapped():
-    """The target has V(s') = 10 of the true next state, not V(s) = 3; the other env is as it was."""
+    """The target has V(s') = 10 of the true next state, not V(s) = 3; other envs are untouched."""
     rewards, values = torch.ones(2, 2), torch.full((3, 2), 3.0)
     no = torch.zeros((2, 2), dtype=torch.bool)
     cut = torch.tensor([[False, True], [False, False]])

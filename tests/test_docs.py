@@ -1,0 +1,74 @@
+"""The README's code runs, its files exist, and the scripts keep to the style guide's limits."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ppo_sofe
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SCRIPTS = sorted(ROOT.glob("*_sofe*.py"))
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.S))
+def test_the_code_of_the_readme_runs(block, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_the_commands_of_the_readme_and_the_makefile_parse():
+    """Each ppo_sofe.py command line there is one that the script accepts."""
+    text = README + (ROOT / "Makefile").read_text() + (ROOT / "docs" / "ppo_sofe.md").read_text()
+    lines = re.findall(r"ppo_sofe\.py((?: +(?:\\\n\s*)?(?:--?[a-z][\w-]*|[\w./-]+))+)", text)
+    commands = [shlex.split(line.replace("\\\n", " ")) for line in lines if "--" in line]
+    assert len(commands) >= 10
+    for command in commands:
+        if "--help" in command or "$s" in command:
+            continue
+        ppo_sofe.tyro.cli(ppo_sofe.Args, args=command)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/ppo_sofe.md"])
+def test_links_and_pictures_exist(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_read_in_one_sitting(script):
+    assert len(script.read_text().splitlines()) <= 450
+
+
+def test_shared_regions_are_the_same_in_all_scripts():
+    """Copies between scripts stand in `# region shared:NAME` ... `# endregion`, byte for byte alike."""
+    copies = {}
+    for script in SCRIPTS:
+        text = script.read_text()
+        regions = re.findall(r"^# region shared:(\w+)\n(.*?)^# endregion\n", text, re.S | re.M)
+        assert text.count("# region") == text.count("# endregion") == len(regions), script.name
+        assert len({name for name, _ in regions}) == len(regions), script.name
+        for name, body in regions:
+            copies.setdefault(name, []).append(body)
+    for name, bodies in copies.items():
+        assert len(bodies) > 1 and len(set(bodies)) == 1, name
+
+
+def test_common_is_thin():
+    """Files of common/ import nothing of the project, and each has a test file."""
+    for path in (ROOT / "common").glob("[a-z]*.py"):
+        assert not re.search(r"^(from|import) (common|\w+_sofe)", path.read_text(), re.M), path.name
+        assert (ROOT / "tests" / f"test_{path.name}").exists() or path.name == "runs.py"
