@@ -6,8 +6,8 @@
 The peer is PPO of stable-baselines3 with the same network, hyperparameters, mazes, bonus and (with
 SOFE) statistics, which it gets as a second key of its observation from a vector environment written
 the usual way, in numpy. Both train in this process with one thread, in turn, several rounds; the
-first iteration of each is not timed. The ratio is the median over the rounds. Leave the machine alone
-meanwhile. Writes benchmarks/train_speed.csv.
+first iteration of each is not timed. The ratio is the median over the rounds. Leave the machine
+alone meanwhile. Writes benchmarks/train_speed.csv.
 """
 
 import argparse

@@ -32,7 +32,7 @@ def test_the_code_of_the_readme_runs(block, tmp_path):
 def test_the_commands_of_the_readme_and_the_makefile_parse():
     """Each ppo_sofe.py command line there is one that the script accepts."""
     text = README + (ROOT / "Makefile").read_text() + (ROOT / "docs" / "ppo_sofe.md").read_text()
-    lines = re.findall(r"ppo_sofe\.py((?: +(?:\\\n\s*)?(?:--?[a-z][\w-]*|[\w./-]+))+)", text)
+    lines = re.findall(r"ppo_sofe\.py((?: +(?:\\\n\s*)?(?:--?[a-z][\w-]*|[$\w./-]+))+)", text)
     commands = [shlex.split(line.replace("\\\n", " ")) for line in lines if "--" in line]
     assert len(commands) >= 10
     for command in commands:
@@ -54,7 +54,7 @@ def test_a_script_is_read_in_one_sitting(script):
 
 
 def test_shared_regions_are_the_same_in_all_scripts():
-    """Copies between scripts stand in `# region shared:NAME` ... `# endregion`, byte for byte alike."""
+    """Copies between scripts stand in `# region shared:NAME` ... `# endregion`, alike to the byte."""
     copies = {}
     for script in SCRIPTS:
         text = script.read_text()
