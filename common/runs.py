@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import csv
 import dataclasses
+import importlib.util
 import io
 import json
 import math
@@ -229,8 +230,9 @@ class Run:
         """
         self.args, self.script, self.reachable, self.kept = args, script, reachable, kept
         self.visits = np.zeros(reachable.shape, np.int64)
-        if args.track:
-            self._start_tracking(script)
+        self._tracker = None
+        if args.track and importlib.util.find_spec("wandb") is None:
+            fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
         self.folder = Path(args.resume).resolve() if args.resume else self._make_folder()
         self.finished = False
         self._snapshot: bytes | None = None
@@ -249,6 +251,8 @@ class Run:
             if "episodes.csv" not in self._files:
                 self._open("episodes.csv", ["step", "return", "length", "bonus", "coverage"])
             start = self._loaded["global_step"] if self._loaded else 0
+            if args.track:  # before the writer, which Weights & Biases listens to
+                self._start_tracking()
             self.writer = SummaryWriter(str(self.folder), purge_step=start + 1 if start else None)
         self._bar: tqdm | None = None
         self._start_step, self._start_time = start, time.monotonic()
@@ -307,13 +311,17 @@ class Run:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
-    def _start_tracking(self, script: str) -> None:
-        try:
-            import wandb
-        except ImportError:
-            fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
-        wandb.init(project="sofe", name=script, config=dataclasses.asdict(self.args))
-        wandb.tensorboard.patch(save=False)
+    def _start_tracking(self) -> None:
+        import wandb
+
+        config = dataclasses.asdict(self.args)
+        self._tracker = wandb.init(
+            project="sofe",
+            name=self.folder.name,
+            config=config,
+            dir=str(self.folder),
+            sync_tensorboard=True,
+        )
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -567,5 +575,7 @@ class Run:
             for file in self._files.values():
                 file.close()
             self.writer.close()
+        if self._tracker is not None:
+            self._tracker.finish()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -1,0 +1,188 @@
+"""common/runs.py alone: names, checkpoints, files. The whole of it is run in test_scripts.py."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common import runs
+from common.mazes import MazeVecEnv
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Args:
+    env_id: str = "Maze1-v0"
+    bonus: str = "sqrt"
+    augment: bool = True
+    seed: int = 1
+    device: str = "cpu"
+    runs_dir: str = "runs"
+    run_name: str | None = None
+    resume: str | None = None
+    total_timesteps: int = 100
+    checkpoint_every: int = 10
+    track: bool = False
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Make runs whose signals and files are put away afterwards."""
+    made = []
+
+    def make(kept=None, reachable=None, **settings):
+        args = Args(**settings)
+        if args.resume is None:
+            args.runs_dir = str(tmp_path)
+        args = runs.resume_args(args, "some_sofe")
+        reachable = np.ones((3, 3), bool) if reachable is None else reachable
+        made.append(runs.Run(args, "some_sofe", reachable, kept or {"x": torch.zeros(2)}))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+def test_names_hold_no_odd_characters_and_never_collide(start):
+    folders = [start(env_id="MiniHack:Multi/Room v0").folder for _ in range(3)]
+    assert len(set(folders)) == 3
+    for folder in folders:
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,79}", folder.name)
+        assert folder.is_absolute()
+    assert start(run_name="a b/c" + 100 * "x").folder.name == ("a-b-c" + 100 * "x")[:79]
+
+
+def test_a_checkpoint_gives_back_what_was_kept(start):
+    def make_kept():
+        model = torch.nn.Linear(2, 2)
+        return {
+            "model": model,
+            "optimizer": torch.optim.Adam(model.parameters()),
+            "envs": MazeVecEnv(2, engine="numpy", max_steps=5),
+            "table": torch.zeros(4, dtype=torch.int64),
+        }
+
+    kept = make_kept()
+    run = start(kept, run_name="run")
+    kept["model"](torch.ones(2)).sum().backward()
+    kept["optimizer"].step()
+    kept["envs"].reset()
+    kept["envs"].step(np.array([2, 2]))
+    kept["table"][2] = 2**40
+    run.log_cells(np.array([[0, 1], [0, 1], [-1, -1]]))
+    run.checkpoint(30, write=True)
+    expected = torch.rand(3)
+    run.close()
+
+    other = make_kept()
+    resumed = start(other, resume=str(run.folder))
+    assert resumed.restore() == 30
+    for name, value in kept["model"].state_dict().items():
+        assert torch.equal(value, other["model"].state_dict()[name])
+    state = other["optimizer"].state_dict()["state"][0]
+    assert torch.equal(state["exp_avg"], kept["optimizer"].state_dict()["state"][0]["exp_avg"])
+    assert (other["envs"].observe() == kept["envs"].observe()).all()
+    assert torch.equal(other["table"], kept["table"])
+    assert resumed.visits[0, 1] == 2 and resumed.visits.sum() == 2
+    assert torch.equal(torch.rand(3), expected)  # the random generator goes on as well
+
+
+def test_checkpoints_are_written_when_they_are_due(start):
+    run = start(run_name="run")
+    path, steps = run.folder / "checkpoint.pt", []
+    for step in (0, 4, 8, 12, 16, 24):
+        run.checkpoint(step)
+        if path.exists():
+            steps.append(torch.load(path, weights_only=True)["global_step"])
+    assert steps == [12, 12, 24]
+
+
+def test_killed_while_it_saves_the_old_checkpoint_is_whole(tmp_path):
+    """SIGKILL just before the new file takes the place of the old one."""
+    code = (
+        "import os, signal, torch, sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "from test_runs import Args, runs\n"
+        "import numpy as np\n"
+        f"args = Args(runs_dir={str(tmp_path)!r}, run_name='run')\n"
+        "run = runs.Run(args, 'some_sofe', np.ones((2, 2), bool), {'x': torch.ones(1000)})\n"
+        "run.checkpoint(10, write=True)\n"
+        "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "run.checkpoint(20, write=True)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert content["global_step"] == 10 and content["state"]["x"].sum() == 1000
+
+
+def test_every_episode_is_logged_and_the_csv_is_short(start):
+    run = start(run_name="run")
+    episode = {"r": np.array([1.0, 0, 2]), "l": np.array([7, 0, 9])}
+    episode["coverage"] = np.array([0.5, 0, 1 / 3])
+    info = {"final_info": {"episode": episode}, "cell": np.array([[0, 0], [1, 1], [2, 2]])}
+    run.log_episodes(40, info, np.array([0, 2]), [0.25, 0.125])
+    run.close()
+    lines = (run.folder / "episodes.csv").read_text().splitlines()
+    assert lines == [
+        "step,return,length,bonus,coverage",
+        "40,1,7,0.25,0.5",
+        "40,2,9,0.125,0.333333",
+    ]
+    assert run.visits[[0, 2], [0, 2]].tolist() == [1, 1] and run.visits[1, 1] == 0
+
+
+def test_global_coverage_is_of_the_reachable_cells(start):
+    reachable = np.array([[True, True, True, True], [False, False, False, False]])
+    run = start(reachable=reachable, run_name="run")
+    run.log_cells(np.array([[0, 0], [0, 3], [0, 3]]))
+    run.log_update(16, {"losses/entropy": 1.0, "explore/bonus": 0.5})
+    run.close()
+    lines = (run.folder / "updates.csv").read_text().splitlines()
+    assert lines == ["step,entropy,bonus,global_coverage", "16,1,0.5,0.5"]
+
+
+def test_signal_handlers_are_given_back(start):
+    before = signal.getsignal(signal.SIGTERM)
+    run = start()
+    assert signal.getsignal(signal.SIGTERM) != before
+    run.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn(start, monkeypatch, capfd):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    run = start()
+    for step in (10, 20, 100):
+        run.log_update(step, {"losses/entropy": 1.25, "explore/bonus": 0.5})
+    run.close()
+    error = capfd.readouterr().err
+    assert "\r" in error and "100/100" in error and "entropy 1.25" in error
+
+
+def test_arrays_become_tensors():
+    state = {"a": [np.arange(3), np.float64(2.5)], "b": {"c": np.int64(4), "d": "text"}}
+    result = runs.to_tensors(state)
+    assert torch.equal(result["a"][0], torch.arange(3)) and result["a"][1] == 2.5
+    assert type(result["b"]["c"]) is int and result["b"]["d"] == "text"
+
+
+def test_numbers_and_rules_of_the_arguments():
+    args = Args(total_timesteps=0)
+    with pytest.raises(ValueError, match="--total-timesteps 0 must be greater than 0"):
+        runs.check_args(args, "seed")
+    with pytest.raises(ValueError, match="--seed -1 must be at least 0"):
+        runs.check_args(Args(seed=-1), "seed")
+    with pytest.raises(ValueError, match="second"):
+        runs.check_args(Args(), "seed", ("first", False), ("second", True), ("third", True))
+    runs.check_args(Args(seed=0), "seed", ("first", None))
