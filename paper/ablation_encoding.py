@@ -27,7 +27,7 @@ ENCODINGS = {
 }
 SIZES = {  # flags for the maze, steps in the maze, episodes in DeepSea, seeds
     "smoke": ([*SMOKE, "--max-steps", "8"], 64, 4, 1),
-    "small": (SMALL, 300_000, 30_000, 3),
+    "small": (SMALL, 300_000, 20_000, 3),
     "paper": ([], 10_000_000, 100_000, 6),
 }
 DEEPSEA_SIZE = 14

@@ -1,6 +1,6 @@
 """Reward-free exploration of Maze 1 by PPO, with and without SOFE. [SOFE app:reward-free]
 
-    python paper/fig_coverage.py --small      # what is committed: an hour on two cores
+    python paper/fig_coverage.py --small      # what is committed: half an hour on two cores
     python paper/fig_coverage.py --paper      # the paper's network and hyperparameters, for a GPU
 
 Two bonuses, sqrt and salesman, with episodic counts; the arms differ in --augment alone. Drawn is
@@ -35,7 +35,7 @@ ARMS = {
 BONUSES = ("sqrt", "salesman")
 SIZES = {  # flags, steps, seeds, length of an episode
     "smoke": (SMOKE, 64, 1, 8),
-    "small": (SMALL, 1_000_000, 3, 1000),
+    "small": (SMALL, 500_000, 3, 1000),
     "paper": (PAPER, 10_000_000, 6, 1000),
 }
 
@@ -103,7 +103,7 @@ def main():
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
     launch(jobs(args.size, steps, seeds, limit, prefix), args.jobs)
-    bins = 4 if args.size == "smoke" else 40
+    bins = 4 if args.size == "smoke" else 20
     edges, curves = collect(steps, seeds, bins, prefix)
     rows = [
         [bonus, arm, seed + 1, int(edge), f"{value:.5f}"]

@@ -14,7 +14,7 @@ ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ENVS = 32
 SIZES = {  # sizes, episodes, seeds
     "smoke": ((4,), 64, 1),
-    "small": ((10, 20), 30_000, 5),
+    "small": ((10, 20), 20_000, 5),
     "paper": ((10, 14, 20, 24, 30), 100_000, 6),
 }
 
@@ -24,7 +24,7 @@ def flags(size: str, deepsea_size: int, episodes: int) -> list[str]:
     every = 4 if size == "smoke" else 1_000
     return [
         *["--env-id", "DeepSea-v0", "--deepsea-size", str(deepsea_size), "--counts", "global"],
-        *["--network", "mlp", "--embedding-dim", "128", "--learning-rate", "0.001"],
+        *["--network", "mlp", "--embedding-dim", "128"],
         *["--num-envs", str(ENVS), "--num-steps", str(deepsea_size), "--update-epochs", "4"],
         *["--minibatch-size", str(ENVS * deepsea_size // 2), "--ent-coef", "0.02"],
         *["--beta", "0.3", "--anneal-beta"],
