@@ -84,8 +84,8 @@ def check_args(args: Any, but_zero_is_fine_for: str, *rules: tuple[str, bool]) -
 def resume_args(args: Any, script: str) -> Any:
     """With `--resume RUN_DIR`, take the arguments of that run.
 
-    args      dataclass   the command line; a field that differs from its default must agree with
-                          the run's, except for those in RESUMABLE, which the command line decides
+    args      dataclass   a field that differs from its default, or whose flag stands on the command
+                          line, must agree with the run's; those in RESUMABLE replace the run's
     returns   dataclass   the arguments to train with
     Ends the program with one line if the folder is not a run of `script`.
     """
@@ -101,18 +101,16 @@ def resume_args(args: Any, script: str) -> Any:
     if record.get("script") != script:
         fail(f"--resume {folder}: this is a run of {record.get('script')}.py, not of {script}.py")
     saved = record["args"]
+    written = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
     for field in dataclasses.fields(args):
-        given, default = getattr(args, field.name), field.default
-        if field.name in RESUMABLE:
-            if given == default and field.name != "resume" and field.name in saved:
-                setattr(args, field.name, saved[field.name])
-        elif field.name in saved:
-            if given not in (default, saved[field.name]):
-                flag = "--" + field.name.replace("_", "-")
-                fail(
-                    f"--resume {folder}: {flag} {given} differs from the run's {saved[field.name]}"
-                )
-            setattr(args, field.name, saved[field.name])
+        name, value = field.name, getattr(args, field.name)
+        flag = "--" + name.replace("_", "-")
+        given = value != field.default or flag in written
+        if name == "resume" or name not in saved or (given and name in RESUMABLE):
+            continue
+        if given and value != saved[name]:
+            fail(f"--resume {folder}: {flag} {value} differs from the run's {saved[name]}")
+        setattr(args, name, saved[name])
     return args
 
 

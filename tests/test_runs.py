@@ -61,6 +61,18 @@ def test_names_hold_no_odd_characters_and_never_collide(start):
     assert start(run_name="a b/c" + 100 * "x").folder.name == ("a-b-c" + 100 * "x")[:79]
 
 
+def test_a_flag_on_the_command_line_counts_also_where_it_is_the_default(start, monkeypatch):
+    folder = str(start(total_timesteps=50, seed=3).folder)
+    resumed = runs.resume_args(Args(resume=folder), "some_sofe")
+    assert (resumed.total_timesteps, resumed.seed) == (50, 3)
+    monkeypatch.setattr(sys, "argv", ["some_sofe.py", "--resume", folder, "--total_timesteps=100"])
+    resumed = runs.resume_args(Args(resume=folder), "some_sofe")
+    assert (resumed.total_timesteps, resumed.seed) == (100, 3)
+    monkeypatch.setattr(sys, "argv", ["some_sofe.py", "--resume", folder, "--seed", "1"])
+    with pytest.raises(SystemExit, match="--seed 1 differs from the run's 3"):
+        runs.resume_args(Args(resume=folder), "some_sofe")
+
+
 def test_a_checkpoint_gives_back_what_was_kept(start):
     def make_kept():
         model = torch.nn.Linear(2, 2)
