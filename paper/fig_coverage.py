@@ -88,10 +88,11 @@ def draw(path, edges, curves, limit, caption):
         for style, (label, value) in zip(("--", ":"), lines.items(), strict=True):
             ax.axhline(value, color="gray", linestyle=style, label=label)
         ax.set(title=f"{bonus} bonus", xlabel="environment steps", ylim=(0, 1.05))
+        ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("coverage of an episode")
     axes[0].legend(loc="upper left")
-    figure.supxlabel(caption, fontsize=7.5)
+    figure.supxlabel(caption, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -103,7 +104,7 @@ def main():
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
     launch(jobs(args.size, steps, seeds, limit, prefix), args.jobs)
-    bins = 4 if args.size == "smoke" else 20
+    bins = 4 if args.size == "smoke" else 15  # each holds the ends of some episodes
     edges, curves = collect(steps, seeds, bins, prefix)
     rows = [
         [bonus, arm, seed + 1, int(edge), f"{value:.5f}"]
@@ -116,8 +117,9 @@ def main():
     path = write_csv(name, ["bonus", "arm", "seed", "step", "coverage"], rows, folders[0])
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
-        f"PPO, {MAZE}, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps; "
-        f"IQM and 95% stratified bootstrap interval.  python paper/fig_coverage.py --{args.size}"
+        f"PPO, {MAZE}, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps.\n"
+        f"IQM and 95% stratified bootstrap interval over seeds; arms differ in --augment alone.   "
+        f"python paper/fig_coverage.py --{args.size}"
     )
     draw(folders[1] / f"{name}.png", edges, curves, limit, caption)
     for (bonus, arm), array in curves.items():
