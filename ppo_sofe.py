@@ -135,6 +135,8 @@ class Args:
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
             ("--minibatch-size and --num-steps: M > B", self.minibatch_size > self.batch_size),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
+            ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
+            ("--gamma, --gae-lambda: at most 1", max(self.gamma, self.gae_lambda) > 1),
             (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 
@@ -159,9 +161,7 @@ def make_tower(shape, args):
     channels, height, width = shape
     if args.network == "mlp":
         hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
-        nn.init.normal_(
-            hidden.weight, std=0.1
-        )  # 0.5 stalls: most of phi is 1 at first, and adds up
+        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
@@ -316,9 +316,7 @@ def evaluate(agent, counts, args, folder=None):
     if folder and args.capture_video:
         envs = runs.GifRecorder(envs, E, folder / "evaluation.gif")
     obs, info = envs.reset(seed=args.seed + 10_000)
-    generator = torch.Generator(device).manual_seed(
-        args.seed + 10_000
-    )  # leaves that of training be
+    generator = torch.Generator(device).manual_seed(args.seed + 10_000)  # not that of training
     table_ids = torch.arange(2 * E, device=device)
     counts = counts[:1].repeat(2 * E, 1, 1) * (args.counts == "global")
     visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
@@ -365,11 +363,11 @@ def main(args: Args) -> dict[str, float]:
 
     kept = dict(agent=agent, optimizer=optimizer, envs=envs, counts=counts, bonus=episode_bonus)
     run = runs.Run(args, "ppo_sofe", envs.reachable, kept)  # kept: what a checkpoint holds
-    global_step = run.restore()
+    global_step = run.start_step
     if args.resume is None:
         _, info = envs.reset(seed=args.seed)
         visit(counts, table_ids, to_device(info["cell"]))
-        run.log_cells(info["cell"])
+        run.log_step(0, info["cell"])
     next_obs = to_device(envs.observe())  # as reset returned it, or as the checkpoint left it
     next_phi = augment(counts, table_ids, args)
     num_iterations = -(-args.total_timesteps // B)  # rounded up
@@ -392,7 +390,7 @@ def main(args: Args) -> dict[str, float]:
             ended, cells = np.flatnonzero(terminated | truncated), info["cell"].copy()
             if len(ended):
                 cells[ended] = info["final_info"]["cell"][ended]
-            run.log_cells(cells)
+            run.log_step(global_step, cells)
             cells = to_device(cells)
             int_rewards[t] = beta * compute_bonus(counts, table_ids, cells, args.bonus)
             episode_bonus += int_rewards[t]
@@ -431,10 +429,9 @@ def main(args: Args) -> dict[str, float]:
 
         losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
         unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)  # A = R - V
-        losses |= {
-            "losses/explained_variance": 1 - unexplained,
-            "explore/bonus": int_rewards.mean(),
-        }
+        losses["losses/explained_variance"] = 1 - unexplained
+        losses["explore/bonus"] = int_rewards.mean()
+        losses["explore/raw_bonus"] = int_rewards.mean() / max(beta, 1e-8)  # without beta
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
         if args.eval_every and global_step % args.eval_every < B and iteration + 1 < num_iterations:
             run.log_eval(global_step, evaluate(agent, counts, args))  # once per eval_every steps

@@ -52,9 +52,11 @@ class WrappedGriddly(gymnasium.Env):
     def inform(self, observation):
         if not self.informed:
             return {}
-        cell = np.argwhere(observation[0])[0]
+        cell = np.array(divmod(int(observation[0].argmax()), 32))
         self.visited[cell[0], cell[1]] = True
-        return {"cell": cell, "coverage": self.visited.sum() / 449}
+        if self.elapsed == self.max_steps:
+            return {"cell": cell, "coverage": self.visited.sum() / 449}
+        return {"cell": cell}
 
     def step(self, action):
         observation, reward, done, _ = self.game.step([0, action + 1])

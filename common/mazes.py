@@ -168,7 +168,7 @@ Objects:
 """
 
 
-NO_GRIDDLY = "no Griddly: pip install griddly==1.6.7 (Python 3.11), or --engine numpy"
+NO_GRIDDLY = "no Griddly (Python 3.11, x86-64 only: pip install griddly==1.6.7): --engine numpy"
 
 
 def griddly_installed() -> bool:
@@ -554,10 +554,6 @@ class MazeVecEnv(gym.vector.VectorEnv):
         self.engine.move_to(np.asarray(state["cells"]), self.walls)
         for name in ("lengths", "returns", "visited"):
             getattr(self, name)[:] = np.asarray(state[name])
-        return self.engine.observe(), {
-            "cell": self.engine.cells,
-            "_cell": np.ones(self.num_envs, bool),
-        }
 
     def render(self) -> tuple[np.ndarray, ...]:
         """The map of each env as N images of (8 H, 8 W, 3) uint8."""

@@ -74,8 +74,9 @@ def check_args(args: Any, but_zero_is_fine_for: str, *rules: tuple[str, bool]) -
     for name, value in dataclasses.asdict(args).items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             least = "at least 0" if name in but_zero_is_fine_for.split() else "greater than 0"
-            if not value >= 0 or (value == 0 and least == "greater than 0"):
-                raise ValueError(f"--{name.replace('_', '-')} {value} must be {least}")
+            too_small = value < 0 or (value == 0 and least == "greater than 0")
+            if too_small or not math.isfinite(value):
+                raise ValueError(f"--{name.replace('_', '-')} {value} must be {least} and finite")
     for message, holds in rules:
         if holds:
             raise ValueError(message)
@@ -105,13 +106,26 @@ def resume_args(args: Any, script: str) -> Any:
     for field in dataclasses.fields(args):
         name, value = field.name, getattr(args, field.name)
         flag = "--" + name.replace("_", "-")
-        given = value != field.default or flag in written
+        given = value != field.default or bool({flag, flag.replace("--", "--no-")} & written)
         if name == "resume" or name not in saved or (given and name in RESUMABLE):
             continue
         if given and value != saved[name]:
             fail(f"--resume {folder}: {flag} {value} differs from the run's {saved[name]}")
         setattr(args, name, saved[name])
+    if args.total_timesteps != saved["total_timesteps"] and saved.get("anneal_beta"):
+        fail(f"--resume {folder}: --anneal-beta fixes --total-timesteps {saved['total_timesteps']}")
     return args
+
+
+def process_in(folder: Path) -> int | None:
+    """The id of another process whose run is writing to a folder, None if there is none."""
+    lock = folder / "lock"
+    try:
+        process = psutil.Process(int(lock.read_text()))
+        alive = process.create_time() <= lock.stat().st_mtime + 1  # else its number was given anew
+    except (FileNotFoundError, ValueError, psutil.Error):
+        return None
+    return process.pid if alive and process.pid != os.getpid() else None
 
 
 def set_up(args: Any) -> torch.device:
@@ -215,6 +229,7 @@ class Run:
 
     folder    Path           absolute: an environment that changes the working directory is harmless
     visits    (H, W) int64   how often each cell was reached or started from in the whole run
+    start_step  int          env steps done before: 0, or where --resume goes on
     """
 
     def __init__(self, args: Any, script: str, reachable: np.ndarray, kept: dict[str, Any]):
@@ -232,35 +247,43 @@ class Run:
         if args.track and importlib.util.find_spec("wandb") is None:
             fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
         self.folder = Path(args.resume).resolve() if args.resume else self._make_folder()
+        if (pid := process_in(self.folder)) is not None:
+            fail(
+                f"{self.folder} belongs to a run that is going on (process {pid}): stop that first"
+            )
         self.finished = False
+        self.start_step = 0
+        self._handlers: dict[int, Any] = {}
         self._snapshot: bytes | None = None
         self._next_save = 0
-        self._loaded: dict[str, Any] | None = None
-        if args.resume:
-            self._loaded = self._read_checkpoint()
-        else:
-            with self._writing():
-                (self.folder / "args.json").write_text(json.dumps(self._record(), indent=2) + "\n")
+        self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
         self._files: dict[str, io.TextIOWrapper] = {}
         self._columns: dict[str, list[str]] = {}
+        record = self._restore() if args.resume else self._record()
         with self._writing():
-            for name in self._loaded["files"] if self._loaded else ():
+            (self.folder / "lock").write_text(str(os.getpid()))
+            self._write_whole("args.json", json.dumps(record, indent=2).encode() + b"\n")
+            for name in self._sizes:
                 self._open(name, [])
             if "episodes.csv" not in self._files:
                 self._open("episodes.csv", ["step", "return", "length", "bonus", "coverage"])
-            start = self._loaded["global_step"] if self._loaded else 0
             if args.track:  # before the writer, which Weights & Biases listens to
                 self._start_tracking()
-            self.writer = SummaryWriter(str(self.folder), purge_step=start + 1 if start else None)
+            purge = self.start_step + 1 if self.start_step else None
+            self.writer = SummaryWriter(str(self.folder), purge_step=purge)
         self._bar: tqdm | None = None
-        self._start_step, self._start_time = start, time.monotonic()
-        self._line_time = self._start_time
-        self._handlers = {}
+        self._start_time = self._line_time = time.monotonic()
+        self._shown = ""
         with contextlib.suppress(ValueError):  # only the main thread may handle signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
         atexit.register(self._at_exit)
         print(f"run folder: {self.folder}", flush=True)
+        if self.start_step:
+            print(f"resumed at step {self.start_step}", flush=True)
+        if sys.stderr.isatty():
+            total, done = args.total_timesteps, self.start_step
+            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
 
     # -- folder and record ---------------------------------------------------------------------
 
@@ -325,11 +348,12 @@ class Run:
 
     @contextlib.contextmanager
     def _writing(self):
-        """Turn a full disk or a folder that is gone into one line; the checkpoint on disk stays."""
+        """Turn a full disk into one line; the checkpoint that is there stays."""
         try:
             yield
         except OSError as error:
             self.finished = True  # there is no use in writing more
+            self._let_go()
             kept = f"; continue with --resume {self.folder}" if self._saved() else ""
             fail(f"cannot write to {self.folder} ({error.strerror}): make room{kept}")
 
@@ -339,7 +363,7 @@ class Run:
     def _open(self, name: str, columns: list[str]) -> None:
         """Open a CSV file: anew, or cut back to where the checkpoint left it, columns and all."""
         path = self.folder / name
-        size = self._loaded["files"].get(name, 0) if self._loaded else 0
+        size = self._sizes.get(name, 0)
         with open(path, "ab") as file:
             file.truncate(size)
         self._files[name] = open(path, "a", newline="")  # noqa: SIM115, closed by close()
@@ -357,10 +381,18 @@ class Run:
         ]
         csv.writer(self._files[name], lineterminator="\n").writerow(values)
 
-    def log_cells(self, cells: np.ndarray) -> None:
-        """Count the cells (K, 2) int64 that were reached; (-1, -1) is no cell."""
+    def log_step(self, step: int, cells: np.ndarray) -> None:
+        """Count the cells reached in a step, and keep the progress line alive.
+
+        step      int             env steps summed over envs
+        cells     (K, 2) int64    row and column; (-1, -1) is no cell
+        """
         cells = cells[cells[:, 0] >= 0]
         np.add.at(self.visits, (cells[:, 0], cells[:, 1]), 1)
+        if self._bar is not None and step - self._bar.n >= self._bar.miniters:
+            self._bar.update(step - self._bar.n)
+        elif self._bar is None and time.monotonic() - self._line_time >= PROGRESS_SECONDS:
+            self._print_progress(step)
 
     def log_episodes(
         self, step: int, info: dict[str, Any], ended: np.ndarray, bonuses: list[float]
@@ -386,7 +418,7 @@ class Run:
                 self._write_row("episodes.csv", dict(zip(names, row, strict=True)))
             for tag, column in zip(tags, columns, strict=True):
                 self.writer.add_scalar(tag, float(np.mean(column)), step)
-        self.log_cells(info["cell"][ended])
+        self.log_step(step, info["cell"][ended])
 
     def log_update(self, step: int, metrics: dict[str, float]) -> None:
         """Record an iteration and show the progress; end the program if a loss is not finite.
@@ -402,8 +434,18 @@ class Run:
             )
         seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
         self._write("updates.csv", step, metrics | {"explore/global_coverage": float(seen)})
+        shown = {"bonus": metrics["explore/bonus"], "entropy": metrics["losses/entropy"]}
+        self._shown = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
+        now = time.monotonic()
+        speed = (step - self.start_step) / max(now - self._start_time, 1e-9)
         with self._writing():
-            self._progress(step, metrics)
+            self.writer.add_scalar("charts/SPS", speed, step)
+            self.writer.add_scalar("charts/learning_rate", self.args.learning_rate, step)
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._shown, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif now - self._line_time >= PROGRESS_SECONDS or step >= self.args.total_timesteps:
+            self._print_progress(step)
 
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
         """Record an evaluation."""
@@ -417,23 +459,13 @@ class Run:
             for tag, value in metrics.items():
                 self.writer.add_scalar(tag, value, step)
 
-    def _progress(self, step: int, metrics: dict[str, float]) -> None:
-        """Redraw the progress bar, or print a line now and then where there is no terminal."""
-        now, total = time.monotonic(), self.args.total_timesteps
-        speed = (step - self._start_step) / max(now - self._start_time, 1e-9)
-        shown = {"bonus": metrics["explore/bonus"], "entropy": metrics["losses/entropy"]}
-        text = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
-        self.writer.add_scalar("charts/SPS", speed, step)
-        if sys.stderr.isatty():
-            if self._bar is None:
-                done = self._start_step
-                self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
-        elif now - self._line_time >= PROGRESS_SECONDS or step >= total:
-            self._line_time = now
-            left = tqdm.format_interval(max(total - step, 0) / max(speed, 1e-9))
-            print(f"step {step}/{total}  {speed:.0f} steps/s  {left} left  {text}", flush=True)
+    def _print_progress(self, step: int) -> None:
+        """A plain line, where the output is not a terminal."""
+        self._line_time, total = time.monotonic(), self.args.total_timesteps
+        speed = (step - self.start_step) / max(self._line_time - self._start_time, 1e-9)
+        left = tqdm.format_interval(max(total - step, 0) / max(speed, 1e-9))
+        line = f"step {step}/{total}  {speed:.0f} steps/s  {left} left  {self._shown}"
+        print(line.rstrip(), flush=True)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -446,8 +478,15 @@ class Run:
         with self._writing():
             for file in self._files.values():
                 file.flush()
+            sizes = {name: os.path.getsize(self.folder / name) for name in self._files}
         state = {}
         for name, item in self.kept.items():
+            tensors = item.state_dict().values() if isinstance(item, torch.nn.Module) else ()
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                self._leave(
+                    f"error: weights of the {name} are not finite at step {step}: lower "
+                    f"--learning-rate or --beta; the last good state is kept"
+                )
             if hasattr(item, "get_state"):
                 state[name] = item.get_state()
             else:
@@ -456,10 +495,10 @@ class Run:
             "script": self.script,
             "args": dataclasses.asdict(self.args),
             "global_step": step,
-            "files": {name: os.path.getsize(self.folder / name) for name in self._files},
+            "files": sizes,
             "visits": self.visits,
             "torch_rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda_rng": torch.cuda.get_rng_state_all() if self._on_cuda() else [],
             "state": state,
         }
         buffer = io.BytesIO()
@@ -471,26 +510,30 @@ class Run:
         self._next_save = (step // every + 1) * every
 
     def _save(self) -> None:
-        """Write the state in memory under a temporary name, then rename it: never half a file."""
-        if self._snapshot is None:
-            return
-        temporary = self.folder / "checkpoint.pt.tmp"
-        with self._writing():
-            try:
-                with open(temporary, "wb") as file:
-                    file.write(self._snapshot)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.folder / "checkpoint.pt")
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+        """Write the state in memory."""
+        if self._snapshot is not None:
+            with self._writing():
+                self._write_whole("checkpoint.pt", self._snapshot)
+
+    def _write_whole(self, name: str, content: bytes) -> None:
+        """Write a file under a temporary name, then rename it: never half a file."""
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.folder / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _read_checkpoint(self) -> dict[str, Any]:
         path = self.folder / "checkpoint.pt"
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            script, saved, state = content["script"], content["args"], content["state"]
+            script, saved = content["script"], content["args"]
+            [content[key] for key in ("state", "files", "visits", "torch_rng", "global_step")]
         except FileNotFoundError:
             fail(f"{path} does not exist: the run ended before its first checkpoint; start it anew")
         except Exception as error:  # a damaged file can fail in any way
@@ -503,30 +546,39 @@ class Run:
         for key, value in dataclasses.asdict(self.args).items():
             if key not in RESUMABLE and key in saved and saved[key] != value:
                 fail(f"{path} was made with {key}={saved[key]}, but args.json has {key}={value}")
-        assert state is not None
         return content
 
-    def restore(self) -> int:
-        """With --resume, put everything in `kept` and the random generators back where they were.
+    def _on_cuda(self) -> bool:
+        return select_device(self.args.device).type == "cuda"
 
-        returns   int   env steps done so far; 0 for a new run, which is left as it is
-        """
-        if self._loaded is None:
-            return 0
+    def _restore(self) -> dict[str, Any]:
+        """Put everything in `kept` and the random generators back; return the record of the run."""
+        content = self._read_checkpoint()
+        path = self.folder / "checkpoint.pt"
+        for name, size in content["files"].items():
+            if not (self.folder / name).exists() or os.path.getsize(self.folder / name) < size:
+                fail(f"{self.folder / name} is shorter than at the checkpoint: start the run anew")
         for name, item in self.kept.items():
-            saved = self._loaded["state"][name]
-            if hasattr(item, "set_state"):
-                item.set_state(saved)
-            elif hasattr(item, "load_state_dict"):
-                item.load_state_dict(saved)
-            else:
-                item.copy_(saved)
-        self.visits[:] = self._loaded["visits"].numpy()
-        torch.set_rng_state(self._loaded["torch_rng"])
-        if torch.cuda.is_available() and len(self._loaded["cuda_rng"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(self._loaded["cuda_rng"])
-        print(f"resumed at step {self._loaded['global_step']}", flush=True)
-        return self._loaded["global_step"]
+            try:
+                saved = content["state"][name]
+                if hasattr(item, "set_state"):
+                    item.set_state(saved)
+                elif hasattr(item, "load_state_dict"):
+                    item.load_state_dict(saved)
+                elif item.shape == saved.shape:
+                    item.copy_(saved)
+                else:
+                    raise ValueError(f"shape {list(saved.shape)}, not {list(item.shape)}")
+            except (KeyError, ValueError, RuntimeError) as error:
+                reason = " ".join(str(error).split())[:200]
+                fail(f"{path} does not fit this script, {name}: {reason}; start the run anew")
+        self._sizes, self.start_step = content["files"], content["global_step"]
+        self.visits[:] = content["visits"].numpy()
+        torch.set_rng_state(content["torch_rng"])
+        if self._on_cuda() and len(content["cuda_rng"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(content["cuda_rng"])
+        record = json.loads((self.folder / "args.json").read_text())
+        return record | {"args": dataclasses.asdict(self.args)}  # what may differ is remembered
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -537,7 +589,15 @@ class Run:
         saved = f"; continue with --resume {self.folder}" if self._saved() else ""
         newline = "\n" if self._bar is not None else ""
         os.write(2, f"{newline}{line}{saved}\n".encode())  # safe inside a signal handler
+        self._let_go()
         raise SystemExit(status)
+
+    def _let_go(self) -> None:
+        """Give back the signals and the folder."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        (self.folder / "lock").unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not tear the file
@@ -575,5 +635,4 @@ class Run:
             self.writer.close()
         if self._tracker is not None:
             self._tracker.finish()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._let_go()

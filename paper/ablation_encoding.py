@@ -73,7 +73,7 @@ def main():
             greedy, solved = table_deepsea.result(name, DEEPSEA_SIZE)
             rows.append([encoding, seed, f"{last.mean():.4f}", f"{greedy:.4f}", solved])
     header = ["encoding", "seed", "maze1_coverage", "deepsea14_greedy_return", "deepsea14_episodes"]
-    folder = RUNS if args.size == "smoke" else RESULTS
+    folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
     path = write_csv(f"{prefix}ablation_encoding", header, rows, folder)
     print("| encoding | Maze 1 coverage | DeepSea-14 greedy return | episodes to 0.95 |")
     print("|---|---|---|---|")

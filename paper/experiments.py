@@ -6,8 +6,10 @@ are not finished, `read` gives what they wrote, and only that goes into tables a
 
 import argparse
 import csv
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,18 +18,24 @@ from pathlib import Path
 
 import numpy as np
 
+try:
+    from rliable import library, metrics
+except ImportError:
+    raise SystemExit("error: paper/ needs pip install -r requirements-dev.txt") from None
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = Path(os.environ.get("SOFE_RUNS", ROOT / "paper" / "runs"))  # the tests keep theirs apart
 RESULTS, FIGURES = ROOT / "paper" / "results", ROOT / "paper" / "figures"
 sys.path.insert(0, str(ROOT))
 
-# The CPU setting of README.md for the mazes, and the paper's own tables, which are the defaults.
+from common.runs import RESUMABLE, process_in  # noqa: E402
+
+# The CPU setting of README.md for the mazes; the paper's own is what the scripts have as defaults.
 SMALL = [
     *["--beta", "0.1", "--ent-coef", "0.01", "--num-envs", "32", "--num-steps", "128"],
     *["--minibatch-size", "256", "--update-epochs", "4", "--channels", "16"],
     *["--embedding-dim", "128"],
 ]
-PAPER: list[str] = []
 SMOKE = [
     *["--num-envs", "2", "--num-steps", "8", "--minibatch-size", "8", "--update-epochs", "1"],
     *["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"],
@@ -41,7 +49,9 @@ def parse_size(description: str) -> argparse.Namespace:
     size.add_argument("--smoke", action="store_const", dest="size", const="smoke", help="seconds")
     size.add_argument("--small", action="store_const", dest="size", const="small", help="a CPU")
     size.add_argument("--paper", action="store_const", dest="size", const="paper", help="a GPU")
-    parser.add_argument("--seeds", type=int, help="how many seeds, from 1 on")
+    parser.add_argument(
+        "--seeds", type=int, help="how many seeds, from 1 on; the results then go to paper/runs/"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many runs at the same time")
     parser.set_defaults(size="small")
     return parser.parse_args()
@@ -55,12 +65,30 @@ def last_step(folder: Path) -> int:
         return 0
 
 
+def check_flags(folder: Path, line: list[str]) -> None:
+    """End the program if a run was made with other flags than a command line has."""
+    saved = json.loads((folder / "args.json").read_text())["args"]
+    for word, value in zip(line, [*line[1:], "--"], strict=True):
+        name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if word.startswith("--") and name in saved and name not in RESUMABLE:
+            wanted = str(not word.startswith("--no-")) if value.startswith("--") else value
+            was = saved[name]
+            if str(was) != wanted and (isinstance(was, str) or float(was) != float(wanted)):
+                raise SystemExit(
+                    f"error: {folder} was made with {name}={was}, not {wanted}: move it"
+                )
+
+
 def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
     """The command that starts a run or goes on with it; None where it is finished.
 
     line   script and flags, with --total-timesteps; a finished run goes on where that is raised
     """
     folder, total = runs / name, line[line.index("--total-timesteps") + 1]
+    if process_in(folder) is not None:
+        raise SystemExit(f"error: {folder} belongs to a run that is going on: wait for it")
+    if (folder / "args.json").exists():
+        check_flags(folder, line)
     if (folder / "visits.png").exists() and last_step(folder) >= int(total):
         return None
     if (folder / "checkpoint.pt").exists():
@@ -79,6 +107,7 @@ def launch(jobs: dict[str, list[str]], parallel: int, runs: Path = RUNS) -> None
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished", flush=True)
     running: dict[str, subprocess.Popen] = {}
     failed: list[str] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
@@ -92,6 +121,8 @@ def launch(jobs: dict[str, list[str]], parallel: int, runs: Path = RUNS) -> None
                     del running[name]
                     if process.returncode != 0:
                         failed.append(name)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     finally:
         for process in running.values():
             process.terminate()  # the scripts save and can be resumed
@@ -125,7 +156,6 @@ def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     scores    (seeds, points) float64
     returns   iqm, low, high, each (points,)
     """
-    from rliable import library, metrics
 
     def aggregate(sample: np.ndarray) -> np.ndarray:
         return np.array([metrics.aggregate_iqm(sample[:, [k]]) for k in range(sample.shape[1])])

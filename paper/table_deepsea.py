@@ -61,7 +61,7 @@ def main():
         greedy, solved = result(name, size)
         rows.append(["ppo", arm, size, seed, f"{greedy:.4f}", solved])
     header = ["algorithm", "arm", "size", "seed", "greedy_return", "episodes_to_0.95"]
-    folder = RUNS if args.size == "smoke" else RESULTS
+    folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
     path = write_csv(f"{prefix}table_deepsea", header, rows, folder)
     print("| DeepSea | arm | greedy return | seeds at 0.95 | episodes to 0.95 |")
     print("|---|---|---|---|---|")

@@ -30,6 +30,7 @@ class Args:
     resume: str | None = None
     total_timesteps: int = 100
     checkpoint_every: int = 10
+    learning_rate: float = 0.1
     track: bool = False
 
 
@@ -68,6 +69,9 @@ def test_a_flag_on_the_command_line_counts_also_where_it_is_the_default(start, m
     monkeypatch.setattr(sys, "argv", ["some_sofe.py", "--resume", folder, "--total_timesteps=100"])
     resumed = runs.resume_args(Args(resume=folder), "some_sofe")
     assert (resumed.total_timesteps, resumed.seed) == (100, 3)
+    monkeypatch.setattr(sys, "argv", ["some_sofe.py", "--resume", folder, "--no-augment"])
+    with pytest.raises(SystemExit, match="--augment False differs from the run's True"):
+        runs.resume_args(Args(resume=folder, augment=False), "some_sofe")
     monkeypatch.setattr(sys, "argv", ["some_sofe.py", "--resume", folder, "--seed", "1"])
     with pytest.raises(SystemExit, match="--seed 1 differs from the run's 3"):
         runs.resume_args(Args(resume=folder), "some_sofe")
@@ -90,14 +94,14 @@ def test_a_checkpoint_gives_back_what_was_kept(start):
     kept["envs"].reset()
     kept["envs"].step(np.array([2, 2]))
     kept["table"][2] = 2**40
-    run.log_cells(np.array([[0, 1], [0, 1], [-1, -1]]))
+    run.log_step(0, np.array([[0, 1], [0, 1], [-1, -1]]))
     run.checkpoint(30, write=True)
     expected = torch.rand(3)
     run.close()
 
     other = make_kept()
     resumed = start(other, resume=str(run.folder))
-    assert resumed.restore() == 30
+    assert resumed.start_step == 30
     for name, value in kept["model"].state_dict().items():
         assert torch.equal(value, other["model"].state_dict()[name])
     state = other["optimizer"].state_dict()["state"][0]
@@ -157,7 +161,7 @@ def test_every_episode_is_logged_and_the_csv_is_short(start):
 def test_global_coverage_is_of_the_reachable_cells(start):
     reachable = np.array([[True, True, True, True], [False, False, False, False]])
     run = start(reachable=reachable, run_name="run")
-    run.log_cells(np.array([[0, 0], [0, 3], [0, 3]]))
+    run.log_step(0, np.array([[0, 0], [0, 3], [0, 3]]))
     run.log_update(16, {"losses/entropy": 1.0, "explore/bonus": 0.5})
     run.close()
     lines = (run.folder / "updates.csv").read_text().splitlines()
@@ -191,10 +195,70 @@ def test_arrays_become_tensors():
 
 def test_numbers_and_rules_of_the_arguments():
     args = Args(total_timesteps=0)
-    with pytest.raises(ValueError, match="--total-timesteps 0 must be greater than 0"):
+    with pytest.raises(ValueError, match="--total-timesteps 0 must be greater than 0 and finite"):
         runs.check_args(args, "seed")
     with pytest.raises(ValueError, match="--seed -1 must be at least 0"):
         runs.check_args(Args(seed=-1), "seed")
     with pytest.raises(ValueError, match="second"):
         runs.check_args(Args(), "seed", ("first", False), ("second", True), ("third", True))
+    with pytest.raises(ValueError, match="--learning-rate inf must be"):
+        runs.check_args(Args(learning_rate=float("inf")), "seed")
     runs.check_args(Args(seed=0), "seed", ("first", None))
+
+
+def test_a_folder_belongs_to_one_running_process(start, tmp_path):
+    """A second process is refused; a lock that its owner left behind is not heeded."""
+    run = start(run_name="run")
+    run.checkpoint(10, write=True)
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "from test_runs import Args, runs, torch\n"
+        "import numpy as np\n"
+        f"args = runs.resume_args(Args(resume={str(run.folder)!r}), 'some_sofe')\n"
+        "runs.Run(args, 'some_sofe', np.ones((3, 3), bool), {'x': torch.zeros(2)})\n"
+    )
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1 and f"process {os.getpid()}" in result.stderr
+    run.close()
+    assert not (run.folder / "lock").exists()
+    (run.folder / "lock").write_text("999999999")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_state_that_does_not_fit_is_named(start):
+    run = start({"model": torch.nn.Linear(2, 2), "table": torch.zeros(3)}, run_name="run")
+    run.checkpoint(10, write=True)
+    run.close()
+    for kept, word in (
+        ({"model": torch.nn.Linear(3, 2), "table": torch.zeros(3)}, "model"),
+        ({"model": torch.nn.Linear(2, 2), "table": torch.zeros(1)}, "table"),
+        ({"other": torch.zeros(3)}, "other"),
+    ):
+        with pytest.raises(SystemExit, match=f"does not fit this script, {word}"):
+            start(kept, resume=str(run.folder))
+    (run.folder / "episodes.csv").write_text("")
+    with pytest.raises(SystemExit, match="is shorter than at the checkpoint"):
+        start({"model": torch.nn.Linear(2, 2), "table": torch.zeros(3)}, resume=str(run.folder))
+
+
+def test_weights_that_are_not_finite_never_reach_a_checkpoint(start, capfd):
+    model = torch.nn.Linear(2, 2)
+    run = start({"model": model}, run_name="run")
+    run.checkpoint(10)
+    torch.nn.init.constant_(model.bias, float("nan"))
+    with pytest.raises(SystemExit):
+        run.checkpoint(20)
+    assert "weights of the model are not finite at step 20" in capfd.readouterr().err
+    content = torch.load(run.folder / "checkpoint.pt", weights_only=True)
+    assert content["global_step"] == 10 and content["state"]["model"]["bias"].isfinite().all()
+
+
+def test_the_last_leg_of_a_resumed_run_is_remembered(start):
+    run = start(run_name="run")
+    run.checkpoint(10, write=True)
+    run.close()
+    start(resume=str(run.folder), total_timesteps=5000).close()
+    assert runs.resume_args(Args(resume=str(run.folder)), "some_sofe").total_timesteps == 5000

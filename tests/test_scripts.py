@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -141,7 +139,9 @@ def test_no_scalar_is_nan_and_all_metrics_are_there(tmp_path):
         "charts/SPS",
         "losses/policy_loss",
         "losses/explained_variance",
+        "charts/learning_rate",
         "explore/bonus",
+        "explore/raw_bonus",
         "explore/episodic_bonus",
         "explore/coverage",
         "explore/global_coverage",
@@ -270,6 +270,12 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, settings):
     assert torch.equal(left, right)
 
 
+def test_an_annealed_run_keeps_its_length(tmp_path):
+    _, folder = train(tmp_path, anneal_beta=True)
+    with pytest.raises(SystemExit, match="--anneal-beta fixes --total-timesteps 48"):
+        ppo_sofe.main(Args(resume=str(folder), total_timesteps=96))
+
+
 def test_a_finished_run_can_be_evaluated_again(tmp_path):
     metrics, folder = train(tmp_path, augment=True, counts="global")
     assert ppo_sofe.main(Args(resume=str(folder))) == metrics
@@ -295,16 +301,14 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path, number):
     while not (updates.exists() and updates.read_text().count("\n") > 20):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     start = time.monotonic()
     _, error = process.communicate(timeout=20)
     assert time.monotonic() - start < 10
     assert process.returncode == 128 + number
     assert len(error.strip().splitlines()) == 1 and "--resume" in error
-    assert not any(child.is_running() for child in children)
     done = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["global_step"]
-    assert 0 < done < 4800
+    assert 0 < done < 3200
 
     resumed = shell(tmp_path, resume=tmp_path / "cut")
     assert resumed.returncode == 0, resumed.stderr
@@ -365,6 +369,9 @@ def test_help_prints_no_warning(tmp_path):
         (["--deepsea-size", "0"], 2),
         (["--num-envs", "0"], 2),
         (["--eval-every", "9", "--eval-episodes", "0"], 2),
+        (["--capture-video", "--eval-episodes", "0"], 2),
+        (["--gamma", "1.5"], 2),
+        (["--beta", "inf"], 2),
         (["--num-steps", "2", "--num-envs", "2"], 2),
     ],
     ids=str,
@@ -450,11 +457,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     _, folder = train(tmp_path)
     path = folder / "checkpoint.pt"
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], b"", b"not a checkpoint"):
+    torch.save(torch.load(path, weights_only=True) | {"script": "a2c_sofe"}, path)
+    ends_with_one_line(shell(tmp_path, resume=folder), "a2c_sofe.py")
+    torch.save({"something": "else"}, path)
+    ends_with_one_line(shell(tmp_path, resume=folder), "no checkpoint of this project")
+    for content in (whole[: len(whole) // 2], b""):
         path.write_bytes(content)
         ends_with_one_line(shell(tmp_path, resume=folder), "checkpoint.pt", "damaged")
-    torch.save({"script": "a2c_sofe", "args": {}, "state": {}}, path)
-    ends_with_one_line(shell(tmp_path, resume=folder), "a2c_sofe.py")
     path.unlink()
     ends_with_one_line(shell(tmp_path, resume=folder), "does not exist")
 
@@ -481,28 +490,29 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     ends_with_one_line(shell(tmp_path, **TINY, runs_dir=tmp_path / "file"), "--runs-dir")
 
 
-@pytest.mark.parametrize("limit", [2_000, 60_000])
-def test_a_full_disk(tmp_path, limit):
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     """A limit on the size of files stands in for the disk: writing fails in the same calls."""
+    resource = pytest.importorskip("resource")
 
-    def small_files():
+    def small_files(limit):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    settings = TINY | {"total_timesteps": 100_000, "checkpoint_every": 16, "eval_episodes": 0}
-    start = time.monotonic()
-    result = subprocess.run(
-        command(**settings, runs_dir=tmp_path, run_name="run"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=small_files,
-    )
-    assert time.monotonic() - start < 40
-    ends_with_one_line(result, "cannot write", "make room")
-    if (tmp_path / "run" / "checkpoint.pt").exists():
-        torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    settings = TINY | {"checkpoint_every": 16, "eval_episodes": 0}
+    _, folder = train(tmp_path, **settings)
+    before = (folder / "checkpoint.pt").read_bytes()
+    for limit in (len(before) // 2, 1_000):
+        result = subprocess.run(
+            command(resume=folder, total_timesteps=100_000),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            preexec_fn=lambda limit=limit: small_files(limit),
+        )
+        ends_with_one_line(result, "cannot write", "make room", "--resume")
+        assert (folder / "checkpoint.pt").read_bytes() == before
+        assert not (folder / "lock").exists()
 
 
 def test_a_loss_that_is_not_a_number_keeps_the_last_good_state(tmp_path, monkeypatch, capfd):
@@ -568,7 +578,7 @@ def test_sofe_solves_deepsea_10(tmp_path):
         augment=True,
         num_envs=32,
         num_steps=10,
-        minibatch_size=240,
+        minibatch_size=160,
         update_epochs=4,
         ent_coef=0.02,
         beta=0.3,
