@@ -117,7 +117,7 @@ def main():
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
         f"PPO, {MAZE}, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps.\n"
-        f"IQM and 95% bootstrap interval (3 seeds: mean and range); arms differ in --augment alone.   "
+        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment.  "
         f"python paper/fig_coverage.py --{args.size}"
     )
     draw(folders[1] / f"{name}.png", edges, curves, limit, caption)

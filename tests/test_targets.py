@@ -175,6 +175,24 @@ def pairs(agent, policy):
     return list(zip(ours, theirs, strict=True))
 
 
+def fill_and_train(peer, batch, values):
+    """One epoch of stable-baselines3's own PPO.train on one minibatch of M samples."""
+    buffer = peer.rollout_buffer
+    maps = {"obs": batch["obs"], "phi": batch["phi"]}
+    buffer.observations = {name: tensor[:, None].numpy() for name, tensor in maps.items()}
+    buffer.actions = batch["actions"][:, None, None].float().numpy()
+    for name, tensor in (
+        ("log_probs", batch["logprobs"]),
+        ("values", values),
+        ("advantages", batch["advantages"]),
+        ("returns", batch["returns"]),
+    ):
+        setattr(buffer, name, tensor[:, None].numpy().copy())
+    buffer.full, buffer.generator_ready = True, False
+    peer.set_logger(configure(None, []))
+    peer.train()
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
     torch.manual_seed(0)
@@ -198,22 +216,7 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
         policy, values = agent(batch["obs"], batch["phi"])
         batch["logprobs"] = policy.log_prob(batch["actions"]) + 0.3 * torch.randn(M)
 
-    buffer = peer.rollout_buffer
-    buffer.observations = {
-        "obs": batch["obs"][:, None].numpy(),
-        "phi": batch["phi"][:, None].numpy(),
-    }
-    buffer.actions = batch["actions"][:, None, None].float().numpy()
-    for name, tensor in (
-        ("log_probs", batch["logprobs"]),
-        ("values", values),
-        ("advantages", batch["advantages"]),
-        ("returns", batch["returns"]),
-    ):
-        setattr(buffer, name, tensor[:, None].numpy().copy())
-    buffer.full, buffer.generator_ready = True, False
-    peer.set_logger(configure(None, []))
-    peer.train()
+    fill_and_train(peer, batch, values)
 
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     loss, terms = ppo_loss(agent, batch, args)
@@ -234,6 +237,47 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(memory_format):
     for ours, theirs in pairs(agent, peer.policy):
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-5)
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_whole_update_of_main_is_that_of_stable_baselines3(monkeypatch, tmp_path):
+    """The optimiser, its epsilon, the clipping and the order of calls as they stand in `main`."""
+    seen = {}
+    compute_gae, loss_of, make_agent = ppo_sofe.compute_gae, ppo_sofe.ppo_loss, ppo_sofe.Agent
+
+    def agent_kept(*args):
+        seen["agent"] = make_agent(*args)
+        return seen["agent"]
+
+    def before_the_update(*args):
+        before = copy.deepcopy(seen["agent"])
+        seen["before"] = before.to(memory_format=torch.contiguous_format)
+        return compute_gae(*args)
+
+    def loss_kept(agent, batch, args):
+        seen["batch"] = {name: tensor.clone() for name, tensor in batch.items()}
+        return loss_of(agent, batch, args)
+
+    monkeypatch.setattr(ppo_sofe, "Agent", agent_kept)
+    monkeypatch.setattr(ppo_sofe, "compute_gae", before_the_update)
+    monkeypatch.setattr(ppo_sofe, "ppo_loss", loss_kept)
+    M = 48
+    args = Args(augment=True, num_envs=4, num_steps=12, minibatch_size=M, update_epochs=1)
+    args.channels, args.embedding_dim, args.ent_coef, args.total_timesteps = 8, 16, 0.01, M
+    args.eval_episodes, args.runs_dir, args.max_steps, args.device = 0, str(tmp_path), 7, "cpu"
+    ppo_sofe.main(args)
+
+    args.num_envs, args.num_steps = 1, M
+    peer = make_peer(args, MazeVecEnv(1, engine="numpy"), seen["before"])
+    fill_and_train(peer, seen["batch"], torch.zeros(M))
+    moved = False
+    for ours, theirs, first in zip(
+        *zip(*pairs(seen["agent"], peer.policy), strict=True),
+        seen["before"].parameters(),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+        moved |= not torch.allclose(ours, first, atol=1e-5)
+    assert moved
 
 
 def test_initialisation_has_the_scale_of_stable_baselines3():
