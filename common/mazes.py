@@ -277,38 +277,44 @@ class GriddlyEngine:
         self.actions = [np.array([[0, action + 1]], np.int32) for action in range(4)]
         self.restart_action = np.array([[1, 1]], np.int32)
         self.env_ids = np.arange(num_envs)
+        self.send = [player.step_multi for player in self.players]
+        self.refresh = [mapper.observe for mapper in self.mappers]
         self.copies = np.stack(self.maps)  # (N, H, W, objects)
         self.frames = np.stack(self.windows).transpose(0, 3, 1, 2)[:, self.order]  # (N, C, H, W)
         self.cells = np.repeat([[start_row, start_column]], num_envs, 0)
 
-    def _act(self, env_ids: list[int], actions: list[np.ndarray]) -> list[int]:
+    def _act(self, env_ids: np.ndarray, actions: list[np.ndarray]) -> list[int]:
         """Send one action to each of some games, read them, return their rewards."""
         rewards = []
-        for i, action in zip(env_ids, actions, strict=True):
-            rewards.append(self.players[i].step_multi(action, True)[0])
-            self.mappers[i].observe()
+        for i, action in zip(env_ids.tolist(), actions, strict=True):
+            rewards.append(self.send[i](action, True)[0])
+            self.refresh[i]()
             self.copies[i] = self.maps[i]
             if self.view:
                 self.players[i].observe()
                 self.frames[i] = self.windows[i].transpose(2, 0, 1)[self.order]
-        copies = self.copies if len(env_ids) == len(self.copies) else self.copies[env_ids]
-        avatars = copies[..., self.avatar].reshape(len(env_ids), -1)  # (K, H * W)
-        cells = np.stack(np.divmod(avatars.argmax(1), copies.shape[2]), 1)
+        everyone = len(env_ids) == len(self.copies)
+        copies = self.copies if everyone else self.copies[env_ids]
+        places = copies[..., self.avatar].reshape(len(env_ids), -1).argmax(1)
+        cells = np.empty((len(env_ids), 2), np.int64)
+        np.divmod(places, copies.shape[2], out=(cells[:, 0], cells[:, 1]))
         if not self.view:  # on the whole map nothing but the avatar ever moves
             before = self.cells[env_ids]
             self.frames[env_ids, 0, before[:, 0], before[:, 1]] = 0
             self.frames[env_ids, 0, cells[:, 0], cells[:, 1]] = 1
-        self.cells = self.cells.copy()  # what was handed out stays as it was
-        self.cells[env_ids] = cells
+        if not everyone:
+            cells, some = self.cells.copy(), cells
+            cells[env_ids] = some
+        self.cells = cells  # a new array: what was handed out stays as it was
         return rewards
 
     def step(self, actions: np.ndarray) -> np.ndarray:
         """Move every avatar; return the rewards of Griddly, (N,) float64."""
         moves = [self.actions[action] for action in actions.tolist()]
-        return np.array(self._act(self.env_ids.tolist(), moves), np.float64)
+        return np.array(self._act(self.env_ids, moves), np.float64)
 
     def restart(self, env_ids: np.ndarray) -> None:
-        self._act(env_ids.tolist(), [self.restart_action] * len(env_ids))
+        self._act(env_ids, [self.restart_action] * len(env_ids))
 
     def move_to(self, cells: np.ndarray, walls: np.ndarray) -> None:
         """Walk every avatar from the start to its cell; the rewards of the walk are dropped."""
@@ -316,7 +322,7 @@ class GriddlyEngine:
         _, arrivals = shortest_paths(walls, tuple(self.cells[0]))
         for i, cell in enumerate(cells.tolist()):
             for action in path_to(arrivals, tuple(cell)):
-                self._act([i], [self.actions[action]])
+                self._act(self.env_ids[[i]], [self.actions[action]])
 
     def observe(self) -> np.ndarray:
         return self.frames.copy()
@@ -324,6 +330,7 @@ class GriddlyEngine:
     def close(self) -> None:
         games, self.games = self.games, []
         self.players, self.mappers, self.maps, self.windows = [], [], [], []
+        self.send, self.refresh = [], []
         for game in games:
             game.release()
 
@@ -494,7 +501,8 @@ class MazeVecEnv(gym.vector.VectorEnv):
         Each is an array over the N envs; the cells are (N, 2).
         """
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or ((actions < 0) | (actions >= len(ACTIONS))).any():
+        in_range = actions.size and actions.min() >= 0 and actions.max() < len(ACTIONS)
+        if actions.shape != (self.num_envs,) or not in_range:
             raise ValueError(f"actions must be ({self.num_envs},) integers in 0..3, got {actions}")
         rewards = self.engine.step(actions)
         cells = self.engine.cells
