@@ -5,8 +5,8 @@
 
 The peer is PPO of stable-baselines3 with the same network, hyperparameters, mazes, bonus and (with
 SOFE) statistics, which it gets as a second key of its observation from a vector environment written
-the usual way, in numpy. Both train in this process with one thread, in turn, several rounds; the
-first iteration of each is not timed. The ratio is the median over the rounds. Leave the machine
+the usual way, in numpy. Both train with one thread, in turn, each time in a process of its own; the
+first iteration is not timed. The ratio is the median over the rounds. Leave the machine
 alone meanwhile. Writes benchmarks/train_speed.csv.
 """
 
@@ -15,6 +15,7 @@ import csv
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -133,6 +134,7 @@ class Clock(BaseCallback):
 
 
 def time_peer(args):
+    torch.set_num_threads(1)
     peer = PPO(
         "MultiInputPolicy",
         CountingVecEnv(args),
@@ -174,7 +176,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
     table = []
     for setting, flags in SETTINGS.items():
         for augment in (False, True):
@@ -184,8 +185,9 @@ def main():
                     args = ppo_sofe.Args(**COMMON, **flags, augment=augment, seed=seed)
                     args.engine, args.runs_dir = "griddly", folder
                     args.total_timesteps = (ITERATIONS + 1) * args.batch_size
-                    speeds["peer"].append(time_peer(args))
-                    speeds["ours"].append(time_ours(args))
+                    for name, timed in (("peer", time_peer), ("ours", time_ours)):
+                        with get_context("spawn").Pool(1) as pool:
+                            speeds[name].append(pool.apply(timed, (args,)))
             ratio = median(o / p for o, p in zip(speeds["ours"], speeds["peer"], strict=True))
             ours, peer = (round(median(speeds[name])) for name in ("ours", "peer"))
             table.append([setting, "sofe" if augment else "plain", ours, peer, round(ratio, 2)])

@@ -19,6 +19,7 @@ state in memory, so that a signal, a NaN or a crash can save the last complete s
 import atexit
 import contextlib
 import csv
+import ctypes
 import dataclasses
 import importlib.util
 import io
@@ -133,9 +134,22 @@ def set_up(args: Any) -> torch.device:
 
     All randomness of the scripts is PyTorch's, and is saved in checkpoints.
     """
+    keep_freed_memory()
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(args.seed)
     return select_device(args.device)
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library of Linux to keep freed memory for the next allocation.
+
+    By default it hands the activations of a training step back to the system and asks for them
+    again in the next step, which takes about a quarter of the time on a CPU.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another system, another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD, bytes
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, its largest value
 
 
 def select_device(name: str) -> torch.device:
