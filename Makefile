@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 run: $(VENV)/run
 	$(BIN)/python ppo_sofe.py --bonus sqrt --augment --ext-coef 0 --beta 0.1 --ent-coef 0.01 \
 		--num-envs 32 --num-steps 128 --minibatch-size 256 --update-epochs 4 \
-		--channels 16 --embedding-dim 128 --total-timesteps 300000
+		--channels 16 --embedding-dim 128 --total-timesteps 400000
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest
