@@ -180,7 +180,8 @@ def test_a_truncated_episode_is_valued_with_its_own_phi(recorded, counts):
             if counts == "episodic":
                 tables[env] = Counter()
             tables[env][1, 1] += 1
-    assert checked > 5 and matters > 1e-3  # the phi before the visit of s' gives other values
+    assert checked > 5
+    assert matters > 1e-3  # the phi before the visit of s' gives other values
 
 
 def test_episode_bonuses_in_the_csv_are_sums_of_the_rewards_paid(recorded, tmp_path):
@@ -193,6 +194,15 @@ def test_episode_bonuses_in_the_csv_are_sums_of_the_rewards_paid(recorded, tmp_p
             expected.append(rewards[start[env] : index + 1, env].sum())
             start[env] = index + 1
     assert [float(row.split(",")[3]) for row in rows] == pytest.approx(expected, rel=1e-4)
+
+
+def test_beta_is_annealed_and_the_discounts_arrive_where_they_belong(recorded):
+    """Three rollouts pay beta, 2/3 beta and 1/3 beta for a first visit; gamma is not lambda."""
+    log = recorded(bonus="salesman", ext_coef=0.0, beta=0.6, anneal_beta=True, gamma=0.9)
+    for gae, beta in zip(log["gae"], (0.6, 0.4, 0.2), strict=True):
+        paid = gae[0].unique()
+        assert paid.tolist() == pytest.approx([0.0, beta])
+        assert gae[-2:] == [0.9, 0.95]
 
 
 def test_worked_example():

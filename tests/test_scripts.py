@@ -120,6 +120,24 @@ def test_odd_sizes_work(tmp_path, settings):
     assert last % batch == 0 and 0 <= last - settings.get("total_timesteps", 48) < batch
 
 
+def test_every_sample_is_used_once_per_epoch(tmp_path, monkeypatch):
+    """Sizes of the minibatches of an iteration, and that an epoch is a permutation of the batch."""
+    seen, ppo_loss = [], ppo_sofe.ppo_loss
+
+    def kept(agent, batch, args):
+        seen.append(batch["returns"].clone())
+        return ppo_loss(agent, batch, args)
+
+    monkeypatch.setattr(ppo_sofe, "ppo_loss", kept)
+    train(tmp_path, minibatch_size=7, update_epochs=3, total_timesteps=16, num_threads=2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert [len(returns) for returns in seen] == [7, 7, 2] * 3
+    epochs = [torch.cat(seen[i : i + 3]) for i in (0, 3, 6)]
+    assert all(torch.equal(epoch.sort()[0], epochs[0].sort()[0]) for epoch in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+
+
 def test_the_record_of_a_run(tmp_path):
     _, folder = train(tmp_path, beta=0.25)
     record = json.loads((folder / "args.json").read_text())

@@ -312,6 +312,22 @@ def test_a_last_minibatch_of_one_sample_gives_no_nan():
     assert torch.isfinite(ppo_loss(agent, batch, args)[0])
 
 
+def test_without_norm_adv_the_advantages_are_used_as_they_are():
+    args = Args(channels=4, embedding_dim=8, norm_adv=False)
+    agent = Agent(MazeVecEnv(1, engine="numpy"), PHI, args)
+    batch = {
+        "obs": torch.zeros(4, 2, 32, 32, dtype=torch.uint8),
+        "phi": torch.zeros(4, 0, 32, 32),
+        "actions": torch.zeros(4, dtype=torch.int64),
+        "advantages": torch.tensor([1.0, 2.0, 3.0, 6.0]),
+        "returns": torch.zeros(4),
+    }
+    batch["logprobs"] = agent(batch["obs"], batch["phi"])[0].log_prob(batch["actions"]).detach()
+    assert ppo_loss(agent, batch, args)[1]["policy_loss"].item() == pytest.approx(-3.0)
+    args.norm_adv = True
+    assert ppo_loss(agent, batch, args)[1]["policy_loss"].item() == pytest.approx(0.0, abs=1e-6)
+
+
 def test_the_two_arms_differ_by_the_phi_tower_alone():
     """Same observation tower and heads but for the input width; the plain agent never reads phi."""
     envs = MazeVecEnv(1, engine="numpy")
