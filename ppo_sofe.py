@@ -141,6 +141,7 @@ class Args:
         )
 
 
+# region shared:envs
 def make_envs(args, num_envs):
     """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
     if args.env_id == "DeepSea-v0":
@@ -149,6 +150,8 @@ def make_envs(args, num_envs):
     return mazes.MazeVecEnv(num_envs, *maze)
 
 
+# endregion
+# region shared:towers
 def init_layer(layer, gain=2**0.5):
     """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
     nn.init.orthogonal_(layer.weight, gain)
@@ -179,6 +182,8 @@ def make_head(features, outputs, gain):
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
+# endregion
+# region shared:agent
 class Agent(nn.Module):
     """Policy and value heads on the features of the observation and, with SOFE, of phi."""
 
@@ -199,6 +204,8 @@ class Agent(nn.Module):
         return policy, self.critic(features).squeeze(1)
 
 
+# endregion
+# region shared:bonus
 # What the paper is about: count the visits, pay for them, show the counts.
 def visit(counts, table_ids, cells):
     """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
@@ -261,6 +268,8 @@ def augment(counts, table_ids, args):
     return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
 
 
+# endregion
+# region shared:gae
 def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
     """Advantages of a rollout; index t is the action at t and what came of it. [GAE eq. 16]
 
@@ -279,6 +288,7 @@ def compute_gae(rewards, values, final_values, terminations, truncations, gamma,
     return advantages[:-1]
 
 
+# endregion
 def ppo_loss(agent, batch, args):
     """Loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
 
@@ -302,6 +312,7 @@ def ppo_loss(agent, batch, args):
     return loss, {name: term.detach() for name, term in terms.items()}
 
 
+# region shared:evaluate
 @torch.no_grad()
 def evaluate(agent, counts, args, folder=None):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
@@ -338,6 +349,7 @@ def evaluate(agent, counts, args, folder=None):
     return metrics
 
 
+# endregion
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "ppo_sofe")
     device = runs.set_up(args)  # seeds and threads as well

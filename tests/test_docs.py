@@ -50,7 +50,9 @@ def test_links_and_pictures_exist(document):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_read_in_one_sitting(script):
-    assert len(script.read_text().splitlines()) <= 450
+    """At most 450 lines, not counting the marks of the shared regions."""
+    lines = script.read_text().splitlines()
+    assert sum(not line.startswith(("# region", "# endregion")) for line in lines) <= 450
 
 
 def test_shared_regions_are_the_same_in_all_scripts():
