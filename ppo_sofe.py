@@ -440,8 +440,8 @@ def main(args: Args) -> dict[str, float]:
                 terms.append(loss_terms)
 
         losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
-        unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)  # A = R - V
-        losses["losses/explained_variance"] = 1 - unexplained
+        left, whole = (x.var(correction=0) for x in (advantages, batch["returns"]))  # A = R - V
+        losses["losses/explained_variance"] = 1 - left / whole.clamp(min=1e-8)
         losses["explore/bonus"] = int_rewards.mean()
         losses["explore/raw_bonus"] = int_rewards.mean() / max(beta, 1e-8)  # without beta
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
