@@ -57,6 +57,7 @@ RESUMABLE = (
     "capture_video",
 )
 PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "tensorboard", "tyro")
+SHOWN = ("explore/bonus", "losses/entropy", "explore/epsilon")  # in the progress line
 PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
 
 
@@ -178,13 +179,16 @@ def check_memory(what: str, num_bytes: int, device: torch.device) -> None:
 
 
 def to_tensors(state: Any) -> Any:
-    """Turn arrays in nested dicts and lists into tensors, which `weights_only=True` can load."""
+    """Turn arrays in nested dicts and lists into tensors, which `weights_only=True` can load.
+
+    The tensors share the memory of the arrays.
+    """
     if isinstance(state, dict):
         return {key: to_tensors(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return [to_tensors(value) for value in state]
     if isinstance(state, np.ndarray):
-        return torch.from_numpy(state.copy())
+        return torch.from_numpy(np.ascontiguousarray(state))
     return state.item() if isinstance(state, np.generic) else state
 
 
@@ -246,7 +250,14 @@ class Run:
     start_step  int          env steps done before: 0, or where --resume goes on
     """
 
-    def __init__(self, args: Any, script: str, reachable: np.ndarray, kept: dict[str, Any]):
+    def __init__(
+        self,
+        args: Any,
+        script: str,
+        reachable: np.ndarray,
+        kept: dict[str, Any],
+        replay: Any = None,
+    ):
         """
         args        dataclass      the arguments of the script
         script      str            name of the script without .py
@@ -254,8 +265,13 @@ class Run:
         kept        dict           what a checkpoint holds: modules and optimisers (state_dict),
                                    environments (get_state, set_state) and tensors, which must be
                                    changed in place only
+        replay      None           or an object in `kept` that also has arrays which are too large to
+                                   be copied in each iteration: get_arrays() gives views of them,
+                                   set_arrays(dict) fills them. They are read when the checkpoint is
+                                   written, so what `get_state` stood for must still be in them.
         """
         self.args, self.script, self.reachable, self.kept = args, script, reachable, kept
+        self.replay = replay
         self.visits = np.zeros(reachable.shape, np.int64)
         self._tracker = None
         if args.track and importlib.util.find_spec("wandb") is None:
@@ -438,7 +454,7 @@ class Run:
         """Record an iteration and show the progress; end the program if a loss is not finite.
 
         step      int    env steps summed over envs
-        metrics   dict   losses/* and explore/*, among them losses/entropy and explore/bonus
+        metrics   dict   losses/* and explore/*; those in SHOWN are part of the progress line
         """
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
@@ -448,8 +464,8 @@ class Run:
             )
         seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
         self._write("updates.csv", step, metrics | {"explore/global_coverage": float(seen)})
-        shown = {"bonus": metrics["explore/bonus"], "entropy": metrics["losses/entropy"]}
-        self._shown = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
+        shown = [key for key in SHOWN if key in metrics]
+        self._shown = "  ".join(f"{key.split('/')[-1]} {metrics[key]:.3g}" for key in shown)
         now = time.monotonic()
         speed = (step - self.start_step) / max(now - self._start_time, 1e-9)
         with self._writing():
@@ -525,16 +541,25 @@ class Run:
 
     def _save(self) -> None:
         """Write the state in memory."""
-        if self._snapshot is not None:
-            with self._writing():
+        if self._snapshot is None:
+            return
+        with self._writing():
+            if self.replay is None:
                 self._write_whole("checkpoint.pt", self._snapshot)
+            else:
+                content = torch.load(io.BytesIO(self._snapshot), weights_only=True)
+                content["replay"] = to_tensors(self.replay.get_arrays())
+                self._write_whole("checkpoint.pt", content)
 
-    def _write_whole(self, name: str, content: bytes) -> None:
+    def _write_whole(self, name: str, content: bytes | dict[str, Any]) -> None:
         """Write a file under a temporary name, then rename it: never half a file."""
         temporary = self.folder / f"{name}.tmp"
         try:
             with open(temporary, "wb") as file:
-                file.write(content)
+                if isinstance(content, bytes):
+                    file.write(content)
+                else:
+                    torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.folder / name)
@@ -586,6 +611,11 @@ class Run:
             except (KeyError, ValueError, RuntimeError) as error:
                 reason = " ".join(str(error).split())[:200]
                 fail(f"{path} does not fit this script, {name}: {reason}; start the run anew")
+        if self.replay is not None:
+            try:
+                self.replay.set_arrays(content["replay"])
+            except (KeyError, ValueError) as error:
+                fail(f"{path} does not fit this script, replay: {error}; start the run anew")
         self._sizes, self.start_step = content["files"], content["global_step"]
         self.visits[:] = content["visits"].numpy()
         torch.set_rng_state(content["torch_rng"])

@@ -26,8 +26,8 @@ ENCODINGS = {
     "raw": lambda counts: counts.float(),
 }
 SIZES = {  # flags for the maze, steps in the maze, episodes in DeepSea, seeds
-    "smoke": ([*SMOKE, "--max-steps", "8"], 64, 4, 1),
-    "small": (SMALL, 300_000, 20_000, 3),
+    "smoke": ([*SMOKE["ppo"], "--max-steps", "8"], 64, 4, 1),
+    "small": (SMALL["ppo"], 300_000, 20_000, 3),
     "paper": ([], 10_000_000, 100_000, 6),
 }
 DEEPSEA_SIZE = 14

@@ -31,20 +31,33 @@ sys.path.insert(0, str(ROOT))
 from common.runs import RESUMABLE, process_in  # noqa: E402
 
 # The CPU setting of README.md for the mazes; the paper's own is what the scripts have as defaults.
-SMALL = [
-    *["--beta", "0.1", "--ent-coef", "0.01", "--num-envs", "32", "--num-steps", "128"],
-    *["--minibatch-size", "256", "--update-epochs", "4", "--channels", "16"],
-    *["--embedding-dim", "128"],
-]
-SMOKE = [
-    *["--num-envs", "2", "--num-steps", "8", "--minibatch-size", "8", "--update-epochs", "1"],
-    *["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"],
-]
+SMALL_NETWORK = ["--beta", "0.1", "--channels", "16", "--embedding-dim", "128"]
+SMALL = {
+    "ppo": [
+        *["--num-envs", "32", "--num-steps", "128", "--minibatch-size", "256"],
+        *["--update-epochs", "4", "--ent-coef", "0.01", *SMALL_NETWORK],
+    ],
+    "a2c": ["--ent-coef", "0.01", *SMALL_NETWORK],
+}
+SMOKE_NETWORK = ["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"]
+SMOKE = {
+    "ppo": [
+        *["--num-envs", "2", "--num-steps", "8", "--minibatch-size", "8"],
+        *["--update-epochs", "1", *SMOKE_NETWORK],
+    ],
+    "a2c": ["--num-envs", "2", "--log-every", "1", *SMOKE_NETWORK],
+}
 
 
-def parse_size(description: str) -> argparse.Namespace:
-    """The command line of every file here: --smoke, --small or --paper, --seeds and --jobs."""
+def parse_size(description: str, algorithms: tuple[str, ...] = ()) -> argparse.Namespace:
+    """The command line of every file here: --smoke, --small or --paper, --seeds and --jobs.
+
+    algorithms   names of scripts without _sofe.py among which --algorithm chooses; the first is
+                 the default
+    """
     parser = argparse.ArgumentParser(description=description)
+    if algorithms:
+        parser.add_argument("--algorithm", choices=algorithms, default=algorithms[0])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--smoke", action="store_const", dest="size", const="smoke", help="seconds")
     size.add_argument("--small", action="store_const", dest="size", const="small", help="a CPU")

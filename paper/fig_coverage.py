@@ -1,12 +1,14 @@
-"""Reward-free exploration of Maze 1 by PPO, with and without SOFE. [SOFE app:reward-free]
+"""Reward-free exploration of Maze 1, with and without SOFE. [SOFE app:reward-free]
 
     python paper/fig_coverage.py --small      # what is committed: half an hour on two cores
+    python paper/fig_coverage.py --small --algorithm a2c     # or dqn; the default is ppo
     python paper/fig_coverage.py --paper      # the paper's network and hyperparameters, for a GPU
 
-Two bonuses, sqrt and salesman, with episodic counts; the arms differ in --augment alone. Drawn is
+Episodic counts; PPO with two bonuses, sqrt and salesman, A2C and DQN with sqrt in the small
+setting and with both in the paper's; the arms differ in --augment alone. Drawn is
 the share of the reachable cells that an episode visits, over training; the grey lines are a random
 walk and an explorer that knows the map and always walks to the nearest unvisited cell. Writes
-paper/results/coverage_ppo_maze1.csv and paper/figures/coverage_ppo_maze1.png.
+paper/results/coverage_ALGORITHM_maze1.csv and paper/figures/coverage_ALGORITHM_maze1.png.
 """
 
 import numpy as np
@@ -32,38 +34,44 @@ ARMS = {
     "plain": ("--no-augment", "without", "tab:blue"),
 }
 BONUSES = ("sqrt", "salesman")
-SIZES = {  # flags, steps, seeds, length of an episode
-    "smoke": (SMOKE, 64, 1, 8),
+SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
+    "smoke": (SMOKE, 80, 1, 8),
     "small": (SMALL, 500_000, 3, 1000),
-    "paper": ([], 10_000_000, 6, 1000),
+    "paper": ({"ppo": [], "a2c": [], "dqn": []}, 10_000_000, 6, 1000),
 }
 
 
-def jobs(size: str, steps: int, seeds: int, limit: int, prefix: str = "") -> dict[str, list[str]]:
-    """Names and command lines of the runs."""
-    flags = [*SIZES[size][0], "--max-steps", str(limit), "--total-timesteps", str(steps)]
+def names(algorithm: str, bonuses: tuple[str, ...], seeds: int, prefix: str):
+    """Names of the runs: (bonus, arm) -> a list, one of each seed."""
+    stem = f"{prefix}coverage-{algorithm}-{MAZE}"
     return {
-        f"{prefix}coverage-ppo-{MAZE}-{bonus}-{arm}-seed{seed}": [
-            "ppo_sofe.py", "--env-id", MAZE, "--bonus", bonus, ARMS[arm][0],
-            "--seed", str(seed), "--ext-coef", "0", *flags,
-        ]
-        for seed in range(1, seeds + 1)
-        for bonus in BONUSES
+        (bonus, arm): [f"{stem}-{bonus}-{arm}-seed{seed}" for seed in range(1, seeds + 1)]
+        for bonus in bonuses
         for arm in ARMS
+    }
+
+
+def jobs(algorithm: str, size: str, steps: int, limit: int, runs) -> dict[str, list[str]]:
+    """Names and command lines of the runs, those of the first seed first."""
+    flags = [*SIZES[size][0][algorithm], "--max-steps", str(limit)]
+    lines = {
+        (seed, name): [
+            f"{algorithm}_sofe.py", "--env-id", MAZE, "--bonus", bonus, ARMS[arm][0],
+            "--seed", str(seed), "--ext-coef", "0", *flags, "--total-timesteps", str(steps),
+        ]
+        for (bonus, arm), of_seeds in runs.items()
+        for seed, name in enumerate(of_seeds, 1)
     }  # fmt: skip
+    return {name: lines[seed, name] for seed, name in sorted(lines, key=lambda key: key[0])}
 
 
-def collect(steps: int, seeds: int, bins: int, prefix: str, runs=RUNS):
+def collect(runs, steps: int, bins: int):
     """Curves (bonus, arm) -> (seeds, bins) of coverage, and the right edges of the bins."""
     edges = np.linspace(0, steps, bins + 1)
     curves = {}
-    for bonus in BONUSES:
-        for arm in ARMS:
-            seed_curves = []
-            for seed in range(1, seeds + 1):
-                episodes = read(f"{prefix}coverage-ppo-{MAZE}-{bonus}-{arm}-seed{seed}", runs=runs)
-                seed_curves.append(bin_means(episodes["step"], episodes["coverage"], edges))
-            curves[bonus, arm] = np.array(seed_curves)
+    for key, of_seeds in runs.items():
+        episodes = [read(name) for name in of_seeds]
+        curves[key] = np.array([bin_means(e["step"], e["coverage"], edges) for e in episodes])
     return edges[1:], curves
 
 
@@ -73,12 +81,15 @@ def draw(path, edges, curves, limit, caption):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), sharey=True, layout="constrained")
+    bonuses = list(dict.fromkeys(bonus for bonus, _ in curves))
+    size = {"figsize": (4.5 * len(bonuses), 4.2), "sharey": True, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(bonuses), squeeze=False, **size)
+    axes = axes[0]
     lines = {
         "full knowledge": full_knowledge_coverage(MAZE, limit)[-1],
         "random walk": random_walk_coverage(MAZE, limit)[-1],
     }
-    for ax, bonus in zip(axes, BONUSES, strict=True):
+    for ax, bonus in zip(axes, bonuses, strict=True):
         for arm, (_, label, color) in ARMS.items():
             shown = ~np.isnan(curves[bonus, arm]).any(0)
             middle, low, high = iqm_interval(curves[bonus, arm][:, shown])
@@ -98,27 +109,30 @@ def draw(path, edges, curves, limit, caption):
 
 
 def main():
-    args = parse_size(__doc__)
+    args = parse_size(__doc__, ("ppo", "a2c", "dqn"))
     _, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
-    launch(jobs(args.size, steps, seeds, limit, prefix), args.jobs)
+    bonuses = ("sqrt",) if args.size == "small" and args.algorithm != "ppo" else BONUSES
+    runs = names(args.algorithm, bonuses, seeds, prefix)
+    launch(jobs(args.algorithm, args.size, steps, limit, runs), args.jobs)
     bins = 4 if args.size == "smoke" else 15  # each holds the ends of some episodes
-    edges, curves = collect(steps, seeds, bins, prefix)
+    edges, curves = collect(runs, steps, bins)
     rows = [
         [bonus, arm, seed + 1, int(edge), f"{value:.5f}"]
         for (bonus, arm), array in curves.items()
         for seed, curve in enumerate(array)
         for edge, value in zip(edges, curve, strict=True)
     ]
-    name = f"{prefix}coverage_ppo_maze1"
+    name = f"{prefix}coverage_{args.algorithm}_maze1"
     folders = (RESULTS, FIGURES) if args.size != "smoke" and not args.seeds else (RUNS, RUNS)
     path = write_csv(name, ["bonus", "arm", "seed", "step", "coverage"], rows, folders[0])
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
-        f"PPO, {MAZE}, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps.\n"
-        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment.  "
-        f"python paper/fig_coverage.py --{args.size}"
+        f"{args.algorithm.upper()}, {MAZE}, reward-free, episodic counts, {network}, "
+        f"{seeds} seeds, {steps:,} steps.\nIQM and 95% bootstrap interval (of 3 seeds: mean and "
+        f"range); arms differ in --augment.\n"
+        f"python paper/fig_coverage.py --{args.size} --algorithm {args.algorithm}"
     )
     draw(folders[1] / f"{name}.png", edges, curves, limit, caption)
     for (bonus, arm), array in curves.items():

@@ -39,7 +39,7 @@ def test_smoke(file, table, num_rows, tmp_path):
 
 
 def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path):
-    line = ["ppo_sofe.py", *experiments.SMOKE, "--max-steps", "8", "--total-timesteps", "32"]
+    line = ["ppo_sofe.py", *experiments.SMOKE["ppo"], "--max-steps", "8", "--total-timesteps", "32"]
     experiments.launch({"run": line}, 1, tmp_path)
     assert experiments.command_for("run", line, tmp_path) is None
     longer = [*line[:-1], "64"]

@@ -1,0 +1,564 @@
+"""DQN with exploration bonuses, and SOFE: the agent sees the statistics that the bonus is made of.
+
+A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
+chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
+becomes a fixed function of what it sees: see `visit`, `compute_bonus`, `augment`, `phi_tower`.
+The replay buffer keeps the counts of each step, so that an old reward is met by its own phi_t.
+
+    python dqn_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
+    python dqn_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
+The defaults are the paper's and want a GPU; README.md has the smaller CPU setting.
+
+Sources; a tag names a label of the paper, an equation or a function there
+    [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
+    [DQN]   Mnih et al. 2015, Human-level control through deep reinforcement learning
+    [DDQN]  van Hasselt et al. 2016, Deep Reinforcement Learning with Double Q-learning
+    [SB3]   stable-baselines3, which the paper used: initialisation, loss, schedules, units
+
+Where the paper is silent (more in docs/dqn_sofe.md): sqrt pays beta / sqrt(N_t(s') + 1), so that a
+first visit pays beta; s_0 counts once when an episode starts; counts enter the network as
+1 / sqrt(1 + N); a time limit is no death, the target goes on with the phi of the old episode;
+rewards are stored as they were paid, and never recomputed from later counts.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+
+from common import deepsea, mazes, runs
+
+SIGMA_FLOOR = 0.03  # S-Max: smallest standard deviation, about 1 / sqrt(1000 steps)
+
+
+@dataclass
+class Args:
+    # Run
+    seed: int = 1
+    """seed of the networks, the actions, the replay samples, and of DeepSea's action map"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute; auto is CUDA where there is one, else the CPU"""
+    num_threads: int = 1
+    """CPU threads of PyTorch; 1 is best where several runs share a machine"""
+    total_timesteps: int = 1_000_000
+    """environment steps, summed over the envs, rounded up to whole rows of the log"""
+    runs_dir: str = "runs"
+    """folder in which the run makes its own folder"""
+    run_name: str | None = None
+    """name of the run's folder (None: made from the settings and the time)"""
+    resume: str | None = None
+    """folder of a run to go on with; its arguments are taken from there"""
+    checkpoint_every: int = 500_000
+    """environment steps between two checkpoints on disk, which hold the replay buffer"""
+    eval_episodes: int = 10
+    """episodes of an evaluation, greedy and again with epsilon_end (0: no evaluation)"""
+    eval_every: int = 0
+    """environment steps between two evaluations (0: only one at the end)"""
+    capture_video: bool = False
+    """write a sampled episode of the last evaluation as evaluation.gif"""
+    track: bool = False
+    """mirror the run to Weights & Biases (pip install wandb)"""
+    # Environment
+    env_id: Literal["Maze1-v0", "Maze2-v0", "Maze3-v0", "DeepSea-v0"] = "Maze1-v0"
+    """the environment, see common/mazes.py and common/deepsea.py"""
+    goal: bool = False
+    """Maze 2 only: a goal 75 moves from the start, worth 1, that ends the episode"""
+    view: int | None = None
+    """mazes only: odd side of the window round the avatar that is seen, in cells (None: all)"""
+    max_steps: int = 1000
+    """mazes only: time limit of an episode in steps, a truncation"""
+    engine: Literal["auto", "griddly", "numpy"] = "auto"
+    """mazes only: what runs them, with equal results; auto is Griddly where it is installed"""
+    deepsea_size: int = 10
+    """DeepSea only: rows, columns and steps of an episode"""
+    # Algorithm, as in [SOFE tab:dqn_hyperparameters]; network as in [SOFE app:train_details]
+    learning_rate: float = 1e-4
+    """step size of Adam"""
+    num_envs: int = 16
+    """N, parallel environments"""
+    buffer_size: int = 1_000_000
+    """transitions in the replay buffer, summed over the envs"""
+    learning_starts: int = 50_000
+    """environment steps, summed over the envs, of uniform random actions before the first update"""
+    minibatch_size: int = 32
+    """M, transitions per gradient step"""
+    train_frequency: int = 4
+    """steps of each environment, so N times as many of all, between updates [SB3 DQN.train_freq]"""
+    gradient_steps: int = 4
+    """gradient steps per update"""
+    target_interval: int = 10_000
+    """environment steps, summed over the envs, between two updates of the target network"""
+    tau: float = 1.0
+    """how far the target network moves then, in (0, 1]; below 1 it is a soft update"""
+    gamma: float = 0.99
+    """discount per step, in [0, 1]"""
+    exploration_fraction: float = 0.1
+    """part of total_timesteps over which epsilon falls linearly"""
+    epsilon_start: float = 1.0
+    """probability of a random action at the first step"""
+    epsilon_end: float = 0.05
+    """probability of a random action once epsilon has fallen, and in the sampled evaluation"""
+    double_q: bool = False
+    """[DDQN]: the network chooses the next action, the target network values it"""
+    n_step: int = 1
+    """rewards in a target before it goes on with the target network"""
+    max_grad_norm: float = 10.0
+    """largest global norm of the gradient"""
+    log_every: int = 25
+    """updates per row of updates.csv and per state that a stopped run can go on from"""
+    network: Literal["cnn", "mlp"] = "cnn"
+    """cnn: the paper's towers; mlp: a tower is one linear layer and ReLU, for DeepSea"""
+    channels: int = 64
+    """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
+    embedding_dim: int = 512
+    """features that a tower ends in (512: the paper; 128: the CPU setting)"""
+    # Exploration bonus
+    bonus: Literal["none", "sqrt", "salesman", "smax"] = "sqrt"
+    """the intrinsic reward, see `compute_bonus`"""
+    counts: Literal["episodic", "global"] = "episodic"
+    """episodic: a table per env and episode; global: one for the run, which DeepSea needs"""
+    augment: bool = False
+    """SOFE: show the bonus's statistics phi_t to the agent"""
+    beta: float = 1.0
+    """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
+    anneal_beta: bool = False
+    """lower beta linearly to 0 over total_timesteps; phi does not show beta"""
+    ext_coef: float = 1.0
+    """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
+
+    def __post_init__(self):
+        may_be_0 = "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start"
+        may_be_0 += " epsilon_end exploration_fraction"
+        at_most_1 = [self.gamma, self.tau, self.epsilon_start, self.epsilon_end]
+        at_most_1 += [self.exploration_fraction]
+        runs.check_args(
+            self,
+            may_be_0,
+            ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
+            ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
+            ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
+            ("--view: an odd number of cells", self.view and self.view % 2 == 0),
+            (
+                "--learning-starts and --total-timesteps: nothing would be learned",
+                self.learning_starts >= self.total_timesteps,
+            ),
+            (
+                "--buffer-size and --num-envs: a buffer holds at least n-step steps of each env",
+                self.buffer_size < self.num_envs * self.n_step,
+            ),
+            ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
+            ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
+            ("--gamma, --tau, --epsilon-start, ...: at most 1", max(at_most_1) > 1),
+            (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
+        )
+
+
+# region shared:envs
+def make_envs(args, num_envs):
+    """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
+    if args.env_id == "DeepSea-v0":
+        return deepsea.DeepSeaVecEnv(num_envs, args.deepsea_size, mapping_seed=args.seed)
+    maze = (args.env_id, args.goal, args.view, args.max_steps, args.engine)
+    return mazes.MazeVecEnv(num_envs, *maze)
+
+
+# endregion
+def make_tower(shape, args):
+    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
+    channels, height, width = shape
+    if args.network == "mlp":
+        hidden = nn.Linear(channels * height * width, args.embedding_dim)
+        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
+        nn.init.zeros_(hidden.bias)
+        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
+    layers = []
+    for _ in range(3):
+        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
+        layers += [convolution, nn.ReLU(inplace=True)]
+        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
+    linear = nn.Linear(channels * height * width, args.embedding_dim)
+    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
+
+
+class QNetwork(nn.Module):
+    """Values of the actions from the features of the observation and, with SOFE, of phi.
+
+    Two hidden layers of 64 and PyTorch's own initialisation, as in [SB3 QNetwork]; the siblings'
+    towers, which are initialised otherwise, are therefore not shared.
+    """
+
+    def __init__(self, envs, phi_shape, args):
+        super().__init__()
+        self.obs_tower = make_tower(envs.single_observation_space.shape, args)
+        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
+        features = args.embedding_dim * (2 if args.augment else 1)
+        first, second = nn.Linear(features, 64), nn.Linear(64, 64)
+        last = nn.Linear(64, envs.single_action_space.n)
+        self.head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+
+    def forward(self, obs, phi):
+        """obs (M, C, H, W) and phi (M, F, H, W) -> Q of each action (M, A)."""
+        features = self.obs_tower(obs.float())
+        if self.phi_tower is not None:
+            features = torch.cat([features, self.phi_tower(phi)], dim=1)
+        return self.head(features)
+
+
+# region shared:bonus
+# What the paper is about: count the visits, pay for them, show the counts.
+def visit(counts, table_ids, cells):
+    """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
+
+    counts      (R, H, W) int64   visit tables, changed in place: R = N, one per env, or 1 for all
+    table_ids   (K,)      int64   the table of each env; several envs may share one
+    cells       (K, 2)    int64   (row, column) of s'; (-1, -1), where it is no cell, adds 0
+    """
+    counts.index_put_((table_ids, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
+
+
+def fit_gaussian(counts):
+    """Mean and deviation of the one-hot maps of the cells visited, (R, H, W) each. [SOFE app:smax]
+
+    The pixels are 0 or 1: the mean is mu = N / sum N and the variance mu (1 - mu), here floored.
+    The bonus is a function of the two; how they go on also depends on sum N, which is not shown.
+    """
+    mu = counts / counts.sum((1, 2), keepdim=True)
+    return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
+
+
+def compute_bonus(counts, table_ids, cells, bonus):
+    """B(s' | phi_t): what it pays to reach s', from counts that do not hold this visit yet.
+
+    counts, table_ids, cells   as in `visit`
+    bonus                   sqrt      1 / sqrt(N_t(s') + 1)                       [SOFE sqrt_rew]
+                            salesman  1 if N_t(s') = 0, else 0                [SOFE salesman_rew]
+                            smax      -log p(s') of the Gaussian, less its smallest possible
+                                      value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
+    returns                 (K,) float32; 0 where s' is no cell
+    """
+    at_cell = (table_ids, *cells.T)
+    if bonus == "sqrt":
+        value = (counts[at_cell] + 1).rsqrt()
+    elif bonus == "salesman":
+        value = counts[at_cell] == 0
+    elif bonus == "smax":
+        # -log p sums (x - mu)^2 / (2 sigma^2) + log sigma over the map, where x is 1 at s', else 0.
+        mu, sigma = fit_gaussian(counts)
+        everywhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
+        at_s = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())  # (K,)
+        value = (everywhere[table_ids] + at_s) * SIGMA_FLOOR**2
+    else:
+        value = torch.zeros_like(table_ids)
+    return torch.where(cells[:, 0] >= 0, value, 0.0)
+
+
+def augment(counts, table_ids, args):
+    """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
+
+    counts, table_ids   as in `visit`
+    returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
+    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
+    """
+    if not args.augment:
+        return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
+    if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
+        mu, sigma = fit_gaussian(counts)
+        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
+    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
+
+
+# endregion
+class ReplayBuffer:
+    """The latest steps of all envs; a row holds one step of each of the N envs.
+
+    Observations of zeros and ones are packed to bits. Counts are stored once, as they were before
+    the step; those after it are the same plus the cells reached in it. A million transitions of
+    a maze of 32 x 32 with its counts take 2.6 GB.
+
+    put(**columns)   fill columns of the current row; `total += 1` completes it
+    capacity         rows that are sampled from; the array has some more, so that a state of up to
+                     log_every updates ago can still be written to a checkpoint
+    """
+
+    def __init__(self, envs, table_shape, args):
+        N, space = args.num_envs, envs.single_observation_space
+        self.args, self.shape, self.total = args, space.shape, 0
+        self.capacity = args.buffer_size // N
+        self.rows = self.capacity + args.train_frequency * args.log_every
+        self.pixels = int(np.prod(space.shape))
+        self.packed = space.dtype == np.uint8 and space.high.max() == 1
+        obs = (
+            ((N, -(-self.pixels // 8)), np.uint8)
+            if self.packed
+            else ((N, self.pixels), space.dtype)
+        )
+        columns = {"obs": obs, "next_obs": obs, "actions": ((N,), np.int64)}
+        columns |= {
+            "rewards": ((N,), np.float32),
+            "terminated": ((N,), bool),
+            "ended": ((N,), bool),
+        }
+        if args.augment:
+            # An episode's counts fit in 16 bits, those of a run may not.
+            counts = np.uint16 if args.counts == "episodic" else np.int64
+            columns |= {"counts": (table_shape, counts)}
+            columns |= {"cells": ((N, 2), np.int16), "starts": ((N, 2), np.int16)}
+        row_bytes = sum(
+            np.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values()
+        )
+        runs.check_memory("replay buffer", self.rows * int(row_bytes), torch.device("cpu"))
+        self.columns = {key: np.zeros((self.rows, *s), kind) for key, (s, kind) in columns.items()}
+
+    def put(self, **columns):
+        for name, value in columns.items():
+            if name in ("obs", "next_obs"):
+                value = value.reshape(len(value), -1)
+                value = np.packbits(value, axis=1) if self.packed else value
+            if name == "counts" and value.max() > np.iinfo(self.columns[name].dtype).max:
+                raise OverflowError(
+                    "an episode of more than 65535 visits to a cell: take --counts global"
+                )
+            if name in self.columns:
+                self.columns[name][self.total % self.rows] = value
+
+    def observations(self, name, at):
+        stored = self.columns[name][at]
+        pixels = np.unpackbits(stored, axis=1, count=self.pixels) if self.packed else stored
+        return torch.from_numpy(pixels.reshape(-1, *self.shape))
+
+    def sample(self, M, device):
+        """M transitions, drawn uniformly with replacement.
+
+        returns   dict of tensors on the device: obs, next_obs (M, C, H, W); phi, next_phi
+                  (M, F, H, W); actions (M,); rewards (M,), discounted sum of up to n_step rewards;
+                  discounts (M,), of the value of next_obs, 0 where the episode was terminated
+        """
+        args, columns = self.args, self.columns
+        oldest = max(0, self.total - self.capacity)
+        first = torch.randint(oldest, self.total - args.n_step + 1, (M,)).numpy()
+        env = torch.randint(args.num_envs, (M,)).numpy()
+        rewards, discounts, last = np.zeros(M, np.float32), np.ones(M, np.float32), first
+        going_on = np.ones(M, bool)
+        for k in range(args.n_step):  # a shorter sum where the episode ended
+            last = np.where(going_on, first + k, last)
+            at = (last % self.rows, env)
+            rewards += discounts * going_on * columns["rewards"][at]
+            discounts *= np.where(going_on, args.gamma, 1).astype(np.float32)
+            going_on &= ~columns["ended"][at]
+        begin, end = (first % self.rows, env), (last % self.rows, env)
+        discounts *= ~columns["terminated"][end]
+        batch = {"obs": self.observations("obs", begin), "phi": self.phi(begin, before=True)}
+        batch |= {"next_obs": self.observations("next_obs", end), "next_phi": self.phi(end)}
+        batch |= {"actions": torch.from_numpy(columns["actions"][begin])}
+        batch |= {"rewards": torch.from_numpy(rewards), "discounts": torch.from_numpy(discounts)}
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+
+    def phi(self, at, before=False):
+        """phi before or after the steps `at` = (rows (M,), envs (M,)), as the agent saw it."""
+        rows, env = at
+        M, N = len(rows), self.args.num_envs
+        if not self.args.augment:
+            return torch.zeros(M, 0, 1, 1)
+        episodic = self.args.counts == "episodic"
+        tables = self.columns["counts"][rows, env if episodic else 0].astype(np.int64)
+        counts, ids = torch.from_numpy(tables), torch.arange(M)
+        if not before:
+            # The visits of this step: its own, or with one table for all envs those of all of them,
+            # and if its own episode went on, also the first cells of the new episodes.
+            which = env[:, None] if episodic else np.arange(N)[None]
+            cells = self.columns["cells"][rows[:, None], which]
+            starts = self.columns["starts"][rows[:, None], which].copy()
+            starts[self.columns["ended"][rows, env]] = -1
+            for visits in (cells, starts):
+                visits = torch.from_numpy(visits).long()
+                visit(counts, ids.repeat_interleave(visits.shape[1]), visits.flatten(0, 1))
+        return augment(counts, ids, self.args)
+
+    def get_state(self):
+        return {"total": self.total}
+
+    def set_state(self, state):
+        self.total = state["total"]
+
+    def get_arrays(self):
+        """Views of what has been filled, which a checkpoint holds; `runs.Run` reads them."""
+        return {key: column[: self.total] for key, column in self.columns.items()}
+
+    def set_arrays(self, arrays):
+        for name, column in self.columns.items():
+            column[: len(arrays[name])] = arrays[name]
+
+
+def dqn_loss(q_network, target_network, batch, args):
+    """Huber loss of one minibatch. [DQN alg. 1; SB3 DQN.train]
+
+    batch     as `ReplayBuffer.sample` returns it
+    returns   loss (), and what is logged as a dict of detached () tensors
+    """
+    with torch.no_grad():
+        next_q = target_network(batch["next_obs"], batch["next_phi"])  # (M, A)
+        chooser = q_network(batch["next_obs"], batch["next_phi"]) if args.double_q else next_q
+        next_values = next_q.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
+        td_target = batch["rewards"] + batch["discounts"] * next_values
+    q = q_network(batch["obs"], batch["phi"]).gather(1, batch["actions"][:, None]).squeeze(1)
+    loss = nn.functional.smooth_l1_loss(q, td_target)
+    return loss, {"td_loss": loss.detach(), "q_values": q.detach().mean()}
+
+
+@torch.no_grad()
+def evaluate(q_network, counts, args, folder=None):
+    """Play E = `eval_episodes` greedily and E with epsilon_end of random actions, one env each.
+
+    counts    (R, H, W) int64   of training, never written: every env counts on in a copy of its
+                                own (global) or from an empty table (episodic)
+    folder    where --capture-video puts the first sampled episode (None: nowhere)
+    returns   eval/greedy_return, _length, _coverage and eval/sampled_..., means over E episodes
+    """
+    E, device = args.eval_episodes, counts.device
+    envs = make_envs(args, 2 * E)
+    if folder and args.capture_video:
+        envs = runs.GifRecorder(envs, E, folder / "evaluation.gif")
+    obs, info = envs.reset(seed=args.seed + 10_000)
+    generator = torch.Generator(device).manual_seed(args.seed + 10_000)  # not that of training
+    table_ids = torch.arange(2 * E, device=device)
+    counts = counts[:1].repeat(2 * E, 1, 1) * (args.counts == "global")
+    visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
+    results = np.full((3, 2 * E), np.nan)  # of the first episode of each env
+    while np.isnan(results).any():
+        q = q_network(torch.as_tensor(obs, device=device), augment(counts, table_ids, args))
+        noise = torch.rand(q.shape, generator=generator, device=device)
+        explore = torch.rand(2 * E, generator=generator, device=device) < args.epsilon_end
+        explore[:E] = False
+        actions = torch.where(explore, noise.argmax(1), q.argmax(1))
+        obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
+        ended = (terminated | truncated) & np.isnan(results[0])
+        if ended.any():
+            episode = info["final_info"]["episode"]
+            results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
+        visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
+    envs.close()
+    metrics, means = {}, results.reshape(3, 2, E).mean(2).tolist()
+    for name, (greedy, sampled) in zip(("return", "length", "coverage"), means, strict=True):
+        metrics |= {f"eval/greedy_{name}": greedy, f"eval/sampled_{name}": sampled}
+    return metrics
+
+
+def main(args: Args) -> dict[str, float]:
+    args = runs.resume_args(args, "dqn_sofe")
+    device = runs.set_up(args)  # seeds and threads as well
+    to_device = partial(torch.as_tensor, device=device)
+    N = args.num_envs
+    envs = make_envs(args, N)
+    num_actions = int(envs.single_action_space.n)
+    table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
+    counts = torch.zeros(int(table_ids[-1]) + 1, *envs.reachable.shape, device=device).long()
+    phi_shape = augment(counts, table_ids, args).shape[1:]
+    episode_bonus = torch.zeros(N, device=device)
+    replay = ReplayBuffer(envs, counts.shape, args)
+    q_network, target_network = (
+        QNetwork(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    target_network.load_state_dict(q_network.state_dict())
+    target_network.requires_grad_(False)
+    weights, target_weights = list(q_network.parameters()), list(target_network.parameters())
+    optimizer = torch.optim.Adam(weights, args.learning_rate, fused=True)
+    exploration_steps = torch.tensor(args.exploration_fraction * args.total_timesteps)
+
+    kept = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    kept |= dict(envs=envs, counts=counts, bonus=episode_bonus, replay=replay)
+    kept |= dict(
+        exploration_steps=exploration_steps
+    )  # a run that is made longer keeps its schedule
+    run = runs.Run(args, "dqn_sofe", envs.reachable, kept, replay)
+    global_step = run.start_step
+    if args.resume is None:
+        _, info = envs.reset(seed=args.seed)
+        visit(counts, table_ids, to_device(info["cell"]))
+        run.log_step(0, info["cell"])
+    next_obs = envs.observe()  # as reset returned it, or as the checkpoint left it
+    next_phi = augment(counts, table_ids, args)
+    steps = args.train_frequency * N  # environment steps per update
+    log_steps = steps * args.log_every
+    num_updates = -(-args.total_timesteps // log_steps) * args.log_every  # rounded up
+
+    for update in range(global_step // steps, num_updates):
+        if update % args.log_every == 0:
+            run.checkpoint(global_step)
+            terms, bonuses = [], []
+        beta = args.beta * ((1 - update / num_updates) if args.anneal_beta else 1)
+        for _ in range(args.train_frequency):
+            progress = min(1.0, global_step / max(exploration_steps.item(), 1e-8))
+            epsilon = args.epsilon_start + progress * (args.epsilon_end - args.epsilon_start)
+            epsilon = 1.0 if global_step < args.learning_starts else epsilon
+            actions = torch.randint(num_actions, (N,), device=device)
+            explore = torch.rand(N, device=device) < epsilon
+            if not explore.all():
+                with torch.no_grad():
+                    greedy = q_network(to_device(next_obs), next_phi).argmax(1)
+                actions = torch.where(explore, actions, greedy)
+            actions = actions.cpu().numpy()
+            replay.put(obs=next_obs, counts=counts.cpu().numpy(), actions=actions)
+            next_obs, ext_rewards, terminated, truncated, info = envs.step(actions)
+            global_step += N
+
+            # The bonus of the true s' from the statistics before it, then the visit.
+            ended, cells = np.flatnonzero(terminated | truncated), info["cell"].copy()
+            true_next_obs, starts = next_obs, np.full_like(cells, -1)
+            if len(ended):
+                cells[ended], starts[ended] = info["final_info"]["cell"][ended], cells[ended]
+                true_next_obs = next_obs.copy()
+                true_next_obs[ended] = np.stack(info["final_obs"][ended])
+            run.log_step(global_step, cells)
+            replay.put(cells=cells, starts=starts, next_obs=true_next_obs)
+            cells = to_device(cells)
+            int_rewards = beta * compute_bonus(counts, table_ids, cells, args.bonus)
+            episode_bonus += int_rewards
+            visit(counts, table_ids, cells)
+            rewards = args.ext_coef * np.float32(ext_rewards) + int_rewards.cpu().numpy()
+            replay.put(rewards=rewards, terminated=terminated, ended=terminated | truncated)
+            replay.total += 1
+            bonuses.append(int_rewards)
+            if len(ended):
+                run.log_episodes(global_step, info, ended, episode_bonus[ended].tolist())
+                episode_bonus[ended] = 0
+                if args.counts == "episodic":
+                    counts[ended] = 0
+                visit(counts, table_ids[ended], to_device(info["cell"][ended]))
+            next_phi = augment(counts, table_ids, args)
+            if global_step % args.target_interval < N:
+                torch._foreach_lerp_(target_weights, [w.detach() for w in weights], args.tau)
+
+        if global_step > max(args.learning_starts, N * args.n_step):
+            for _ in range(args.gradient_steps):
+                batch = replay.sample(args.minibatch_size, device)
+                loss, loss_terms = dqn_loss(q_network, target_network, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+                optimizer.step()
+                terms.append(loss_terms)
+
+        if (update + 1) % args.log_every == 0 and terms:
+            losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
+            losses["explore/bonus"] = torch.stack(bonuses).mean()
+            losses["explore/raw_bonus"] = losses["explore/bonus"] / max(beta, 1e-8)  # without beta
+            losses = {name: value.item() for name, value in losses.items()}
+            run.log_update(global_step, losses | {"explore/epsilon": epsilon})
+            last = update + 1 == num_updates
+            if args.eval_every and global_step % args.eval_every < log_steps and not last:
+                run.log_eval(global_step, evaluate(q_network, counts, args))  # once per eval_every
+
+    run.checkpoint(global_step, write=True)
+    metrics = evaluate(q_network, counts, args, run.folder) if args.eval_episodes else {}
+    envs.close()
+    run.finish(global_step, metrics)
+    return metrics
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
