@@ -21,6 +21,7 @@ first visit pays beta; s_0 counts once when an episode starts; counts enter the 
 rewards are stored as they were paid, and never recomputed from later counts.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -132,27 +133,26 @@ class Args:
 
     def __post_init__(self):
         may_be_0 = "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start"
-        may_be_0 += " epsilon_end exploration_fraction"
-        at_most_1 = [self.gamma, self.tau, self.epsilon_start, self.epsilon_end]
-        at_most_1 += [self.exploration_fraction]
+        shares = [self.gamma, self.tau, self.epsilon_start, self.epsilon_end]
         runs.check_args(
             self,
-            may_be_0,
+            may_be_0 + " epsilon_end exploration_fraction",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
             (
-                "--learning-starts and --total-timesteps: nothing would be learned",
+                "--learning-starts >= --total-timesteps",
                 self.learning_starts >= self.total_timesteps,
             ),
             (
-                "--buffer-size and --num-envs: a buffer holds at least n-step steps of each env",
+                "--buffer-size < --num-envs * --n-step",
                 self.buffer_size < self.num_envs * self.n_step,
             ),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
             ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
-            ("--gamma, --tau, --epsilon-start, ...: at most 1", max(at_most_1) > 1),
+            ("--gamma, --tau, --epsilon-start, --epsilon-end: at most 1", max(shares) > 1),
+            ("--exploration-fraction: at most 1", self.exploration_fraction > 1),
             (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 
@@ -273,109 +273,87 @@ def augment(counts, table_ids, args):
 
 # endregion
 class ReplayBuffer:
-    """The latest steps of all envs; a row holds one step of each of the N envs.
+    """The latest steps of the N envs; a row holds one step of each.
 
     Observations of zeros and ones are packed to bits. Counts are stored once, as they were before
-    the step; those after it are the same plus the cells reached in it. A million transitions of
-    a maze of 32 x 32 with its counts take 2.6 GB.
-
-    put(**columns)   fill columns of the current row; `total += 1` completes it
-    capacity         rows that are sampled from; the array has some more, so that a state of up to
-                     log_every updates ago can still be written to a checkpoint
+    the step: after it they are the same plus its visits. `put` fills columns of the current row,
+    `total += 1` completes it. The oldest rows of the ring are not sampled: they are there so that
+    the state of up to log_every updates ago can still be written to a checkpoint.
     """
 
     def __init__(self, envs, table_shape, args):
         N, space = args.num_envs, envs.single_observation_space
-        self.args, self.shape, self.total = args, space.shape, 0
-        self.capacity = args.buffer_size // N
+        self.args, self.shape, self.pixels = args, space.shape, int(np.prod(space.shape))
+        self.total = 0  # rows completed
+        self.capacity = args.buffer_size // N  # rows that are sampled from
         self.rows = self.capacity + args.train_frequency * args.log_every
-        self.pixels = int(np.prod(space.shape))
         self.packed = space.dtype == np.uint8 and space.high.max() == 1
-        obs = (
-            ((N, -(-self.pixels // 8)), np.uint8)
-            if self.packed
-            else ((N, self.pixels), space.dtype)
-        )
-        columns = {"obs": obs, "next_obs": obs, "actions": ((N,), np.int64)}
-        columns |= {
-            "rewards": ((N,), np.float32),
-            "terminated": ((N,), bool),
-            "ended": ((N,), bool),
-        }
-        if args.augment:
-            # An episode's counts fit in 16 bits, those of a run may not.
-            counts = np.uint16 if args.counts == "episodic" else np.int64
-            columns |= {"counts": (table_shape, counts)}
-            columns |= {"cells": ((N, 2), np.int16), "starts": ((N, 2), np.int16)}
-        row_bytes = sum(
-            np.prod(shape) * np.dtype(kind).itemsize for shape, kind in columns.values()
-        )
-        runs.check_memory("replay buffer", self.rows * int(row_bytes), torch.device("cpu"))
-        self.columns = {key: np.zeros((self.rows, *s), kind) for key, (s, kind) in columns.items()}
+        width, dtype = (-(-self.pixels // 8), "u1") if self.packed else (self.pixels, space.dtype)
+        kinds = dict(obs=((N, width), dtype), next_obs=((N, width), dtype), actions=((N,), "i8"))
+        kinds |= dict(rewards=((N,), "f4"), terminated=((N,), "?"), ended=((N,), "?"))
+        if args.augment:  # an episode's counts fit in 16 bits, those of a run may not
+            counts = "u2" if args.counts == "episodic" else "i8"
+            kinds |= dict(counts=(table_shape, counts), visits=((N, 2, 2), "i2"))
+        row_bytes = sum(int(np.prod(s)) * np.dtype(kind).itemsize for s, kind in kinds.values())
+        runs.check_memory("replay buffer", self.rows * row_bytes, torch.device("cpu"))
+        self.columns = {name: np.zeros((self.rows, *s), kind) for name, (s, kind) in kinds.items()}
 
-    def put(self, **columns):
-        for name, value in columns.items():
+    def put(self, **values):
+        for name in values.keys() & self.columns.keys():
+            value, column = values[name], self.columns[name]
             if name in ("obs", "next_obs"):
                 value = value.reshape(len(value), -1)
                 value = np.packbits(value, axis=1) if self.packed else value
-            if name == "counts" and value.max() > np.iinfo(self.columns[name].dtype).max:
-                raise OverflowError(
-                    "an episode of more than 65535 visits to a cell: take --counts global"
-                )
-            if name in self.columns:
-                self.columns[name][self.total % self.rows] = value
-
-    def observations(self, name, at):
-        stored = self.columns[name][at]
-        pixels = np.unpackbits(stored, axis=1, count=self.pixels) if self.packed else stored
-        return torch.from_numpy(pixels.reshape(-1, *self.shape))
+            if name == "counts" and value.max() > np.iinfo(column.dtype).max:
+                runs.fail("a cell was visited 65536 times in an episode: take --counts global")
+            column[self.total % self.rows] = value
 
     def sample(self, M, device):
         """M transitions, drawn uniformly with replacement.
 
         returns   dict of tensors on the device: obs, next_obs (M, C, H, W); phi, next_phi
-                  (M, F, H, W); actions (M,); rewards (M,), discounted sum of up to n_step rewards;
+                  (M, F, H, W); actions (M,); rewards (M,), discounted sum of up to n_step of them;
                   discounts (M,), of the value of next_obs, 0 where the episode was terminated
         """
         args, columns = self.args, self.columns
         oldest = max(0, self.total - self.capacity)
         first = torch.randint(oldest, self.total - args.n_step + 1, (M,)).numpy()
         env = torch.randint(args.num_envs, (M,)).numpy()
-        rewards, discounts, last = np.zeros(M, np.float32), np.ones(M, np.float32), first
-        going_on = np.ones(M, bool)
-        for k in range(args.n_step):  # a shorter sum where the episode ended
+        rewards, discounts = np.zeros(M, np.float32), np.ones(M, np.float32)
+        last, going_on = first, np.ones(M, bool)
+        for k in range(args.n_step):  # fewer rewards where the episode ends
             last = np.where(going_on, first + k, last)
             at = (last % self.rows, env)
             rewards += discounts * going_on * columns["rewards"][at]
-            discounts *= np.where(going_on, args.gamma, 1).astype(np.float32)
+            discounts[going_on] *= args.gamma
             going_on &= ~columns["ended"][at]
-        begin, end = (first % self.rows, env), (last % self.rows, env)
-        discounts *= ~columns["terminated"][end]
-        batch = {"obs": self.observations("obs", begin), "phi": self.phi(begin, before=True)}
-        batch |= {"next_obs": self.observations("next_obs", end), "next_phi": self.phi(end)}
-        batch |= {"actions": torch.from_numpy(columns["actions"][begin])}
-        batch |= {"rewards": torch.from_numpy(rewards), "discounts": torch.from_numpy(discounts)}
+        discounts *= ~columns["terminated"][at]
+        batch = {"rewards": torch.from_numpy(rewards), "discounts": torch.from_numpy(discounts)}
+        batch["next_obs"], batch["next_phi"] = self.observations("next_obs", *at), self.phi(*at, 1)
+        at = (first % self.rows, env)
+        batch["obs"], batch["phi"] = self.observations("obs", *at), self.phi(*at, 0)
+        batch["actions"] = torch.from_numpy(columns["actions"][at])
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
-    def phi(self, at, before=False):
-        """phi before or after the steps `at` = (rows (M,), envs (M,)), as the agent saw it."""
-        rows, env = at
-        M, N = len(rows), self.args.num_envs
+    def observations(self, name, rows, env):
+        stored = self.columns[name][rows, env]
+        pixels = np.unpackbits(stored, axis=1, count=self.pixels) if self.packed else stored
+        return torch.from_numpy(pixels.reshape(-1, *self.shape))
+
+    def phi(self, rows, env, after):
+        """phi (M, F, H, W) before or after the steps in rows (M,) of env (M,), as it was seen."""
         if not self.args.augment:
-            return torch.zeros(M, 0, 1, 1)
+            return torch.zeros(len(rows), 0, 1, 1)
         episodic = self.args.counts == "episodic"
-        tables = self.columns["counts"][rows, env if episodic else 0].astype(np.int64)
-        counts, ids = torch.from_numpy(tables), torch.arange(M)
-        if not before:
-            # The visits of this step: its own, or with one table for all envs those of all of them,
-            # and if its own episode went on, also the first cells of the new episodes.
-            which = env[:, None] if episodic else np.arange(N)[None]
-            cells = self.columns["cells"][rows[:, None], which]
-            starts = self.columns["starts"][rows[:, None], which].copy()
-            starts[self.columns["ended"][rows, env]] = -1
-            for visits in (cells, starts):
-                visits = torch.from_numpy(visits).long()
-                visit(counts, ids.repeat_interleave(visits.shape[1]), visits.flatten(0, 1))
+        counts = self.columns["counts"][rows, env if episodic else 0].astype(np.int64)
+        counts, ids = torch.from_numpy(counts), torch.arange(len(rows))
+        if after:  # the step's own visit; with one table for all, those of all envs, and the first
+            # cells of the episodes that then began, but for the last phi of one that ended
+            which = env[:, None] if episodic else np.arange(self.args.num_envs)[None]
+            visits = self.columns["visits"][rows[:, None], which]  # (M, 1 or N, s' and s_0, 2)
+            visits[self.columns["ended"][rows, env], :, 1] = -1
+            visits = torch.from_numpy(visits).long()
+            visit(counts, ids.repeat_interleave(visits[0].numel() // 2), visits.flatten(0, 2))
         return augment(counts, ids, self.args)
 
     def get_state(self):
@@ -385,8 +363,8 @@ class ReplayBuffer:
         self.total = state["total"]
 
     def get_arrays(self):
-        """Views of what has been filled, which a checkpoint holds; `runs.Run` reads them."""
-        return {key: column[: self.total] for key, column in self.columns.items()}
+        """Views of what has been filled, which a checkpoint holds; `runs.Run` asks for them."""
+        return {name: column[: self.total] for name, column in self.columns.items()}
 
     def set_arrays(self, arrays):
         for name, column in self.columns.items():
@@ -459,12 +437,8 @@ def main(args: Args) -> dict[str, float]:
     phi_shape = augment(counts, table_ids, args).shape[1:]
     episode_bonus = torch.zeros(N, device=device)
     replay = ReplayBuffer(envs, counts.shape, args)
-    q_network, target_network = (
-        QNetwork(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
-        for _ in range(2)
-    )
-    target_network.load_state_dict(q_network.state_dict())
-    target_network.requires_grad_(False)
+    q_network = QNetwork(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
+    target_network = copy.deepcopy(q_network).requires_grad_(False)
     weights, target_weights = list(q_network.parameters()), list(target_network.parameters())
     optimizer = torch.optim.Adam(weights, args.learning_rate, fused=True)
     exploration_steps = torch.tensor(args.exploration_fraction * args.total_timesteps)
@@ -508,13 +482,12 @@ def main(args: Args) -> dict[str, float]:
 
             # The bonus of the true s' from the statistics before it, then the visit.
             ended, cells = np.flatnonzero(terminated | truncated), info["cell"].copy()
-            true_next_obs, starts = next_obs, np.full_like(cells, -1)
+            final_obs, starts = next_obs.copy(), np.full_like(cells, -1)  # starts: s_0, if any
             if len(ended):
                 cells[ended], starts[ended] = info["final_info"]["cell"][ended], cells[ended]
-                true_next_obs = next_obs.copy()
-                true_next_obs[ended] = np.stack(info["final_obs"][ended])
+                final_obs[ended] = np.stack(info["final_obs"][ended])
             run.log_step(global_step, cells)
-            replay.put(cells=cells, starts=starts, next_obs=true_next_obs)
+            replay.put(next_obs=final_obs, visits=np.stack([cells, starts], axis=1))
             cells = to_device(cells)
             int_rewards = beta * compute_bonus(counts, table_ids, cells, args.bonus)
             episode_bonus += int_rewards
