@@ -4,7 +4,7 @@ SOFE shows the agent the statistics of its bonus: see `visit`, `compute_bonus`, 
     python ppo_lstm_sofe.py --view 5 --bonus sqrt --ext-coef 0 --augment      # or --no-augment
 Sources (titles in ppo_sofe.py), tags with a label or function of theirs: [SOFE] Castanyer et al.
 2024, [PPO] and [GAE] Schulman et al. 2017 and 2016, [SB3] stable-baselines3, [SB3C] sb3-contrib.
-The paper has no table for PPO with an LSTM. Here its table for PPO holds, but 64 single steps are no
+The paper has no table for PPO with an LSTM. That of its PPO holds, but 64 single steps are no
 sequence: minibatches are whole envs, and T = 128 as in [SB3C]. For all else see ppo_sofe.py.
 """
 
