@@ -35,6 +35,11 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
 def train(tmp_path, name="run", **settings):
     args = Args(**(TINY | {"runs_dir": str(tmp_path), "run_name": name} | settings))
     return ppo_lstm_sofe.main(args), tmp_path / name
@@ -298,7 +303,8 @@ def recorded(monkeypatch, tmp_path):
         log = {"steps": [], "gae": [], "losses": [], "reset": None}
 
         def make_envs(args, num_envs):
-            envs = MazeVecEnv(num_envs, level=LEVEL, goal=True, max_steps=7, engine="numpy")
+            settings = dict(level=LEVEL, goal=True, engine="numpy")
+            envs = MazeVecEnv(num_envs, max_steps=args.max_steps, **settings)
             reset, step = envs.reset, envs.step
 
             def keep_reset(**kwargs):
@@ -335,7 +341,8 @@ def recorded(monkeypatch, tmp_path):
         monkeypatch.setattr(ppo_lstm_sofe, "Agent", LouderAgent)
         monkeypatch.setattr(ppo_lstm_sofe, "compute_gae", recording_gae)
         monkeypatch.setattr(ppo_lstm_sofe, "ppo_loss", recording_loss)
-        settings = {"augment": True, "total_timesteps": 3 * N * T, "update_epochs": 2} | settings
+        settings = {"augment": True, "update_epochs": 2, "max_steps": 7} | settings
+        settings["total_timesteps"] = 3 * N * T
         # With fewer channels a phi tower may be dead from the start.
         sizes = dict(num_envs=N, num_steps=T, channels=16, embedding_dim=32, lstm_size=16)
         run = dict(eval_episodes=0, device="cpu", runs_dir=str(tmp_path))
@@ -346,7 +353,7 @@ def recorded(monkeypatch, tmp_path):
     return train
 
 
-@pytest.mark.parametrize("num_minibatches", [1, 2, 4])
+@pytest.mark.parametrize("num_minibatches", [1, 4])
 def test_an_update_begins_with_what_the_rollout_computed(recorded, num_minibatches):
     """At the first minibatch of an iteration all ratios are 1, although weights moved before."""
     T, N = 20, 4
@@ -387,8 +394,10 @@ def test_an_epoch_has_every_env_once_with_its_own_state(recorded):
     assert len(set(orders)) > 1
 
 
-@pytest.mark.parametrize("counts", ["episodic", "global"])
-def test_log_probs_and_values_follow_from_each_episode_alone(recorded, monkeypatch, counts):
+@pytest.mark.parametrize(("counts", "max_steps"), [("episodic", 7), ("global", 7), ("episodic", 1)])
+def test_log_probs_and_values_follow_from_each_episode_alone(
+    recorded, monkeypatch, counts, max_steps
+):
     """Each env's episodes read from their start, over 3 rollouts and ends of both kinds.
 
     The weights stand still, so that what is carried into the next rollout can be recomputed. The
@@ -397,7 +406,8 @@ def test_log_probs_and_values_follow_from_each_episode_alone(recorded, monkeypat
     """
     T, N = 20, 4
     monkeypatch.setattr(torch, "randperm", lambda n, device=None: torch.arange(n))
-    log = recorded(T, N, num_minibatches=1, learning_rate=1e-30, update_epochs=1, counts=counts)
+    settings = dict(num_minibatches=1, learning_rate=1e-30, update_epochs=1)
+    log = recorded(T, N, counts=counts, max_steps=max_steps, **settings)
     agent, obs = log["agent"], log["reset"][0]
     tables = np.zeros((N, 5, 5)) if counts == "episodic" else [np.zeros((5, 5))] * N
     slow, starts = [SlowMemory(agent) for _ in range(N)], [True] * N
@@ -442,8 +452,9 @@ def test_log_probs_and_values_follow_from_each_episode_alone(recorded, monkeypat
                 value = slow[env].read(obs[env], phi(env), keep=False)[1].item()
                 assert values[T, env].item() == pytest.approx(value, abs=1e-5)
                 late = max(late, abs(value - SlowMemory(agent).read(obs[env], phi(env))[1].item()))
-    assert ends["truncated"] > 5 and ends["terminated"] > 0
-    assert forgetful > 1e-2 and late > 1e-2  # the memory matters to these values
+    assert ends["truncated"] > 5 and forgetful > 1e-2  # the memory matters to these values
+    if max_steps > 1:
+        assert ends["terminated"] > 0 and late > 1e-2
 
 
 # --- Runs ----------------------------------------------------------------------------------------
@@ -649,7 +660,7 @@ def test_recall_needs_the_memory(tmp_path, monkeypatch, script):
     """Rollouts of 20 steps cut the episodes of 6: most states are carried from one to the next."""
     monkeypatch.setattr(script, "make_envs", lambda args, num_envs: RecallEnvs(num_envs))
     settings = dict(bonus="none", network="mlp", embedding_dim=32, num_envs=32, num_steps=20)
-    settings |= dict(update_epochs=4, learning_rate=3e-3, ent_coef=0.01, total_timesteps=25_000)
+    settings |= dict(update_epochs=4, learning_rate=1.5e-3, ent_coef=0.01, total_timesteps=16_000)
     settings |= dict(eval_episodes=100, device="cpu", runs_dir=str(tmp_path))
     if script is ppo_lstm_sofe:
         settings |= dict(lstm_size=32, num_minibatches=4)
