@@ -2,6 +2,10 @@
 
 import copy
 import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -15,9 +19,11 @@ from test_targets import OurTowers, StubEnv
 
 import ppo_lstm_sofe
 import ppo_sofe
+from common import runs
 from common.mazes import MazeVecEnv
 from ppo_lstm_sofe import Agent, Args, ppo_loss
 
+ROOT = Path(__file__).parent.parent
 PHI = (1, 32, 32)
 LEVEL = "WWWWW\nWA..W\nW.W.W\nW..GW\nWWWWW"
 TINY = {
@@ -36,8 +42,10 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def quick(monkeypatch):
+    """One thread, and no picture of the visits, which takes half of the time of a tiny run."""
     torch.set_num_threads(1)
+    monkeypatch.setattr(runs, "draw_visits", lambda *args: None)
 
 
 def train(tmp_path, name="run", **settings):
@@ -471,7 +479,7 @@ def test_every_bonus_with_and_without_sofe(tmp_path, env_id, counts, bonus, augm
     )
     assert {"eval/greedy_return", "eval/sampled_coverage"} <= metrics.keys()
     assert all(np.isfinite(value) for value in metrics.values())
-    for name in ("args.json", "episodes.csv", "updates.csv", "evals.csv", "visits.png"):
+    for name in ("args.json", "episodes.csv", "updates.csv", "evals.csv"):
         assert (folder / name).stat().st_size > 0
     assert (sum(float(row["bonus"]) for row in rows(folder, "episodes.csv")) > 0) == (
         bonus != "none"
@@ -584,6 +592,19 @@ def test_command_lines(line, status, capsys):
     assert result == status
     error = capsys.readouterr().err
     assert bool(error) == bool(status) and "Traceback" not in error
+
+
+def test_the_script_as_a_command(tmp_path):
+    """A whole run; its output names the memory it takes, its speed and what to do next."""
+    line = [sys.executable, str(ROOT / "ppo_lstm_sofe.py"), "--augment", "--runs-dir", "here"]
+    for key, value in TINY.items():
+        line += ["--" + key.replace("_", "-"), str(value)]
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    folder = Path(re.search(r"tensorboard --logdir (\S+)", result.stdout).group(1))
+    assert folder.parent == tmp_path / "here" and folder.name.startswith("ppo_lstm-Maze1-v0")
+    assert (folder / "visits.png").stat().st_size > 0 and list(folder.glob("events.*"))
+    assert "MiB" in result.stdout and "steps/s" in result.stdout
 
 
 def test_flags_are_those_of_ppo_sofe(capsys):
