@@ -3,7 +3,7 @@
 A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
 chases a moving reward. SOFE shows it the counts, phi_t, beside the observation, and the reward
 becomes a fixed function of what it sees: see `visit`, `compute_bonus`, `augment`, `phi_tower`.
-The replay buffer keeps the counts of each step, so that an old reward is met by its own phi_t.
+The replay buffer keeps the counts of each step, so that an old reward is met with its own phi_t.
 
     python dqn_sofe.py --bonus sqrt --ext-coef 0 --augment      # reward-free exploration with SOFE
     python dqn_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
@@ -11,14 +11,12 @@ The defaults are the paper's and want a GPU; README.md has the smaller CPU setti
 
 Sources; a tag names a label of the paper, an equation or a function there
     [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
-    [DQN]   Mnih et al. 2015, Human-level control through deep reinforcement learning
-    [DDQN]  van Hasselt et al. 2016, Deep Reinforcement Learning with Double Q-learning
-    [SB3]   stable-baselines3, which the paper used: initialisation, loss, schedules, units
+    [DQN]   Mnih et al. 2015, Human-level control; double DQN: van Hasselt et al. 2016
+    [SB3]   stable-baselines3, which the paper used: network (PyTorch's own initial weights), units
 
-Where the paper is silent (more in docs/dqn_sofe.md): sqrt pays beta / sqrt(N_t(s') + 1), so that a
-first visit pays beta; s_0 counts once when an episode starts; counts enter the network as
-1 / sqrt(1 + N); a time limit is no death, the target goes on with the phi of the old episode;
-rewards are stored as they were paid, and never recomputed from later counts.
+Where the paper is silent (more in docs/dqn_sofe.md): sqrt pays beta / sqrt(N_t(s') + 1), a first
+visit beta; s_0 counts once when an episode starts; counts enter the network as 1 / sqrt(1 + N); a
+time limit is no death, the target goes on with the old episode's phi; rewards are stored as paid.
 """
 
 import copy
@@ -104,7 +102,7 @@ class Args:
     epsilon_end: float = 0.05
     """probability of a random action once epsilon has fallen, and in the sampled evaluation"""
     double_q: bool = False
-    """[DDQN]: the network chooses the next action, the target network values it"""
+    """double DQN: the network chooses the next action, the target network values it"""
     n_step: int = 1
     """rewards in a target before it goes on with the target network"""
     max_grad_norm: float = 10.0
@@ -132,21 +130,19 @@ class Args:
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 
     def __post_init__(self):
-        may_be_0 = "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start"
+        no_updates = self.learning_starts >= self.total_timesteps and not self.resume
         shares = [self.gamma, self.tau, self.epsilon_start, self.epsilon_end]
         runs.check_args(
             self,
-            may_be_0 + " epsilon_end exploration_fraction",
+            "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start "
+            "epsilon_end exploration_fraction",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
+            ("--learning-starts >= --total-timesteps: no update would be made", no_updates),
             (
-                "--learning-starts >= --total-timesteps",
-                self.learning_starts >= self.total_timesteps,
-            ),
-            (
-                "--buffer-size < --num-envs * --n-step",
+                "--buffer-size < --num-envs, --n-step",
                 self.buffer_size < self.num_envs * self.n_step,
             ),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
@@ -173,7 +169,6 @@ def make_tower(shape, args):
     if args.network == "mlp":
         hidden = nn.Linear(channels * height * width, args.embedding_dim)
         nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
-        nn.init.zeros_(hidden.bias)
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
@@ -185,20 +180,15 @@ def make_tower(shape, args):
 
 
 class QNetwork(nn.Module):
-    """Values of the actions from the features of the observation and, with SOFE, of phi.
-
-    Two hidden layers of 64 and PyTorch's own initialisation, as in [SB3 QNetwork]; the siblings'
-    towers, which are initialised otherwise, are therefore not shared.
-    """
+    """Q from the features of the observation and, with SOFE, of phi. [SB3 QNetwork]"""
 
     def __init__(self, envs, phi_shape, args):
         super().__init__()
         self.obs_tower = make_tower(envs.single_observation_space.shape, args)
         self.phi_tower = make_tower(phi_shape, args) if args.augment else None
         features = args.embedding_dim * (2 if args.augment else 1)
-        first, second = nn.Linear(features, 64), nn.Linear(64, 64)
-        last = nn.Linear(64, envs.single_action_space.n)
-        self.head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+        hidden, last = nn.Linear(64, 64), nn.Linear(64, envs.single_action_space.n)
+        self.head = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), hidden, nn.ReLU(), last)
 
     def forward(self, obs, phi):
         """obs (M, C, H, W) and phi (M, F, H, W) -> Q of each action (M, A)."""
@@ -273,18 +263,17 @@ def augment(counts, table_ids, args):
 
 # endregion
 class ReplayBuffer:
-    """The latest steps of the N envs; a row holds one step of each.
+    """The latest steps of the N envs; a row holds one step of each, `total += 1` completes it.
 
     Observations of zeros and ones are packed to bits. Counts are stored once, as they were before
-    the step: after it they are the same plus its visits. `put` fills columns of the current row,
-    `total += 1` completes it. The oldest rows of the ring are not sampled: they are there so that
-    the state of up to log_every updates ago can still be written to a checkpoint.
+    the step: after it they are the same plus its visits. The oldest rows are never sampled: with
+    them, the state of up to log_every updates ago can still be written to a checkpoint.
     """
 
     def __init__(self, envs, table_shape, args):
         N, space = args.num_envs, envs.single_observation_space
         self.args, self.shape, self.pixels = args, space.shape, int(np.prod(space.shape))
-        self.total = 0  # rows completed
+        self.total = np.zeros((), np.int64)  # rows completed
         self.capacity = args.buffer_size // N  # rows that are sampled from
         self.rows = self.capacity + args.train_frequency * args.log_every
         self.packed = space.dtype == np.uint8 and space.high.max() == 1
@@ -302,8 +291,8 @@ class ReplayBuffer:
         for name in values.keys() & self.columns.keys():
             value, column = values[name], self.columns[name]
             if name in ("obs", "next_obs"):
-                value = value.reshape(len(value), -1)
-                value = np.packbits(value, axis=1) if self.packed else value
+                pixels = value.reshape(len(value), -1)
+                value = np.packbits(pixels, axis=1) if self.packed else pixels
             if name == "counts" and value.max() > np.iinfo(column.dtype).max:
                 runs.fail("a cell was visited 65536 times in an episode: take --counts global")
             column[self.total % self.rows] = value
@@ -316,8 +305,8 @@ class ReplayBuffer:
                   discounts (M,), of the value of next_obs, 0 where the episode was terminated
         """
         args, columns = self.args, self.columns
-        oldest = max(0, self.total - self.capacity)
-        first = torch.randint(oldest, self.total - args.n_step + 1, (M,)).numpy()
+        rows = int(self.total)
+        first = torch.randint(max(0, rows - self.capacity), rows - args.n_step + 1, (M,)).numpy()
         env = torch.randint(args.num_envs, (M,)).numpy()
         rewards, discounts = np.zeros(M, np.float32), np.ones(M, np.float32)
         last, going_on = first, np.ones(M, bool)
@@ -356,27 +345,9 @@ class ReplayBuffer:
             visit(counts, ids.repeat_interleave(visits[0].numel() // 2), visits.flatten(0, 2))
         return augment(counts, ids, self.args)
 
-    def get_state(self):
-        return {"total": self.total}
-
-    def set_state(self, state):
-        self.total = state["total"]
-
-    def get_arrays(self):
-        """Views of what has been filled, which a checkpoint holds; `runs.Run` asks for them."""
-        return {name: column[: self.total] for name, column in self.columns.items()}
-
-    def set_arrays(self, arrays):
-        for name, column in self.columns.items():
-            column[: len(arrays[name])] = arrays[name]
-
 
 def dqn_loss(q_network, target_network, batch, args):
-    """Huber loss of one minibatch. [DQN alg. 1; SB3 DQN.train]
-
-    batch     as `ReplayBuffer.sample` returns it
-    returns   loss (), and what is logged as a dict of detached () tensors
-    """
+    """Huber loss () of a `ReplayBuffer.sample`, and what is logged of it. [DQN alg. 1; SB3 train]"""
     with torch.no_grad():
         next_q = target_network(batch["next_obs"], batch["next_phi"])  # (M, A)
         chooser = q_network(batch["next_obs"], batch["next_phi"]) if args.double_q else next_q
@@ -408,10 +379,9 @@ def evaluate(q_network, counts, args, folder=None):
     results = np.full((3, 2 * E), np.nan)  # of the first episode of each env
     while np.isnan(results).any():
         q = q_network(torch.as_tensor(obs, device=device), augment(counts, table_ids, args))
-        noise = torch.rand(q.shape, generator=generator, device=device)
-        explore = torch.rand(2 * E, generator=generator, device=device) < args.epsilon_end
-        explore[:E] = False
-        actions = torch.where(explore, noise.argmax(1), q.argmax(1))
+        noise = torch.rand(len(q), 1 + q.shape[1], generator=generator, device=device)
+        explore = noise[:, 0] < args.epsilon_end * (table_ids >= E)
+        actions = torch.where(explore, noise[:, 1:].argmax(1), q.argmax(1))
         obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
         ended = (terminated | truncated) & np.isnan(results[0])
         if ended.any():
@@ -431,7 +401,6 @@ def main(args: Args) -> dict[str, float]:
     to_device = partial(torch.as_tensor, device=device)
     N = args.num_envs
     envs = make_envs(args, N)
-    num_actions = int(envs.single_action_space.n)
     table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
     counts = torch.zeros(int(table_ids[-1]) + 1, *envs.reachable.shape, device=device).long()
     phi_shape = augment(counts, table_ids, args).shape[1:]
@@ -443,12 +412,9 @@ def main(args: Args) -> dict[str, float]:
     optimizer = torch.optim.Adam(weights, args.learning_rate, fused=True)
     exploration_steps = torch.tensor(args.exploration_fraction * args.total_timesteps)
 
-    kept = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
-    kept |= dict(envs=envs, counts=counts, bonus=episode_bonus, replay=replay)
-    kept |= dict(
-        exploration_steps=exploration_steps
-    )  # a run that is made longer keeps its schedule
-    run = runs.Run(args, "dqn_sofe", envs.reachable, kept, replay)
+    kept = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, envs=envs)
+    kept |= dict(counts=counts, bonus=episode_bonus, exploration_steps=exploration_steps)
+    run = runs.Run(args, "dqn_sofe", envs.reachable, kept, (replay.total, replay.columns))
     global_step = run.start_step
     if args.resume is None:
         _, info = envs.reset(seed=args.seed)
@@ -459,7 +425,6 @@ def main(args: Args) -> dict[str, float]:
     steps = args.train_frequency * N  # environment steps per update
     log_steps = steps * args.log_every
     num_updates = -(-args.total_timesteps // log_steps) * args.log_every  # rounded up
-
     for update in range(global_step // steps, num_updates):
         if update % args.log_every == 0:
             run.checkpoint(global_step)
@@ -468,9 +433,8 @@ def main(args: Args) -> dict[str, float]:
         for _ in range(args.train_frequency):
             progress = min(1.0, global_step / max(exploration_steps.item(), 1e-8))
             epsilon = args.epsilon_start + progress * (args.epsilon_end - args.epsilon_start)
-            epsilon = 1.0 if global_step < args.learning_starts else epsilon
-            actions = torch.randint(num_actions, (N,), device=device)
-            explore = torch.rand(N, device=device) < epsilon
+            actions = torch.randint(int(envs.single_action_space.n), (N,), device=device)
+            explore = torch.rand(N, device=device) < epsilon + (global_step < args.learning_starts)
             if not explore.all():
                 with torch.no_grad():
                     greedy = q_network(to_device(next_obs), next_phi).argmax(1)
@@ -518,14 +482,15 @@ def main(args: Args) -> dict[str, float]:
 
         if (update + 1) % args.log_every == 0 and terms:
             losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
-            losses["explore/bonus"] = torch.stack(bonuses).mean()
-            losses["explore/raw_bonus"] = losses["explore/bonus"] / max(beta, 1e-8)  # without beta
+            bonus = torch.stack(bonuses).mean()
+            losses |= {"explore/bonus": bonus, "explore/raw_bonus": bonus / max(beta, 1e-8)}
             losses = {name: value.item() for name, value in losses.items()}
             run.log_update(global_step, losses | {"explore/epsilon": epsilon})
-            last = update + 1 == num_updates
-            if args.eval_every and global_step % args.eval_every < log_steps and not last:
-                run.log_eval(global_step, evaluate(q_network, counts, args))  # once per eval_every
-
+            due = (
+                args.eval_every and global_step % args.eval_every < log_steps
+            )  # once in eval_every
+            if due and update + 1 < num_updates:
+                run.log_eval(global_step, evaluate(q_network, counts, args))
     run.checkpoint(global_step, write=True)
     metrics = evaluate(q_network, counts, args, run.folder) if args.eval_episodes else {}
     envs.close()

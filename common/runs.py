@@ -256,7 +256,7 @@ class Run:
         script: str,
         reachable: np.ndarray,
         kept: dict[str, Any],
-        replay: Any = None,
+        ring: tuple[np.ndarray, dict[str, np.ndarray]] | None = None,
     ):
         """
         args        dataclass      the arguments of the script
@@ -265,13 +265,13 @@ class Run:
         kept        dict           what a checkpoint holds: modules and optimisers (state_dict),
                                    environments (get_state, set_state) and tensors, which must be
                                    changed in place only
-        replay      None           or an object in `kept` that also has arrays which are too large to
-                                   be copied in each iteration: get_arrays() gives views of them,
-                                   set_arrays(dict) fills them. They are read when the checkpoint is
-                                   written, so what `get_state` stood for must still be in them.
+        ring        a replay buffer, too large to be copied in each iteration: how many rows were
+                    ever written, () int64 changed in place, and arrays (R, ...) in which row k is
+                    at k modulo R. They are read when a checkpoint is written: rows that belong to
+                    the state at the last call of `checkpoint` must not be overwritten by then.
         """
         self.args, self.script, self.reachable, self.kept = args, script, reachable, kept
-        self.replay = replay
+        self.ring = ring
         self.visits = np.zeros(reachable.shape, np.int64)
         self._tracker = None
         if args.track and importlib.util.find_spec("wandb") is None:
@@ -531,6 +531,8 @@ class Run:
             "cuda_rng": torch.cuda.get_rng_state_all() if self._on_cuda() else [],
             "state": state,
         }
+        if self.ring is not None:
+            content["rows"] = int(self.ring[0])
         buffer = io.BytesIO()
         torch.save(to_tensors(content), buffer)
         self._snapshot = buffer.getvalue()
@@ -544,12 +546,12 @@ class Run:
         if self._snapshot is None:
             return
         with self._writing():
-            if self.replay is None:
+            if self.ring is None:
                 self._write_whole("checkpoint.pt", self._snapshot)
             else:
                 content = torch.load(io.BytesIO(self._snapshot), weights_only=True)
-                content["replay"] = to_tensors(self.replay.get_arrays())
-                self._write_whole("checkpoint.pt", content)
+                rows = {name: array[: content["rows"]] for name, array in self.ring[1].items()}
+                self._write_whole("checkpoint.pt", content | {"ring": to_tensors(rows)})
 
     def _write_whole(self, name: str, content: bytes | dict[str, Any]) -> None:
         """Write a file under a temporary name, then rename it: never half a file."""
@@ -611,11 +613,13 @@ class Run:
             except (KeyError, ValueError, RuntimeError) as error:
                 reason = " ".join(str(error).split())[:200]
                 fail(f"{path} does not fit this script, {name}: {reason}; start the run anew")
-        if self.replay is not None:
+        if self.ring is not None:
             try:
-                self.replay.set_arrays(content["replay"])
+                self.ring[0][...] = content["rows"]
+                for name, array in self.ring[1].items():
+                    array[: content["rows"]] = content["ring"][name].numpy()
             except (KeyError, ValueError) as error:
-                fail(f"{path} does not fit this script, replay: {error}; start the run anew")
+                fail(f"{path} does not fit this script, replay buffer: {error}; start the run anew")
         self._sizes, self.start_step = content["files"], content["global_step"]
         self.visits[:] = content["visits"].numpy()
         torch.set_rng_state(content["torch_rng"])

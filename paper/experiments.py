@@ -38,6 +38,7 @@ SMALL = {
         *["--update-epochs", "4", "--ent-coef", "0.01", *SMALL_NETWORK],
     ],
     "a2c": ["--ent-coef", "0.01", *SMALL_NETWORK],
+    "dqn": ["--learning-starts", "20000", "--buffer-size", "500000", *SMALL_NETWORK],
 }
 SMOKE_NETWORK = ["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"]
 SMOKE = {
@@ -46,6 +47,10 @@ SMOKE = {
         *["--update-epochs", "1", *SMOKE_NETWORK],
     ],
     "a2c": ["--num-envs", "2", "--log-every", "1", *SMOKE_NETWORK],
+    "dqn": [
+        *["--num-envs", "2", "--log-every", "1", "--learning-starts", "8"],
+        *["--buffer-size", "64", *SMOKE_NETWORK],
+    ],
 }
 
 
