@@ -347,7 +347,7 @@ class ReplayBuffer:
 
 
 def dqn_loss(q_network, target_network, batch, args):
-    """Huber loss () of a `ReplayBuffer.sample`, and what is logged of it. [DQN alg. 1; SB3 train]"""
+    """Huber loss () of a `ReplayBuffer.sample`, and what is logged. [DQN alg. 1; SB3 DQN.train]"""
     with torch.no_grad():
         next_q = target_network(batch["next_obs"], batch["next_phi"])  # (M, A)
         chooser = q_network(batch["next_obs"], batch["next_phi"]) if args.double_q else next_q
