@@ -1,35 +1,47 @@
-"""DeepSea with the sqrt bonus and global counts, PPO with and without SOFE. [SOFE tab:deepsea]
+"""DeepSea with the sqrt bonus and global counts, with and without SOFE. [SOFE tab:deepsea]
 
-    python paper/table_deepsea.py --small
+    python paper/table_deepsea.py --small --algorithm ppo      # or a2c, dqn, ppo_lstm
 
-Sizes 10 and 20, the arms differ in --augment alone, one setting for all sizes: a rollout is one
-episode of each of 32 envs. Writes paper/results/table_deepsea.csv: the greedy return at the end,
-and the training episodes after which an evaluation first earned 0.95 or more.
+Sizes 10 and 20, the arms differ in --augment alone, one setting of each algorithm for all sizes; a
+rollout is one episode of each env. Writes paper/results/table_deepsea_ALGORITHM.csv: the greedy
+return at the end, and the training episodes after which an evaluation first earned 0.95 or more.
 """
 
 import numpy as np
 from experiments import RESULTS, RUNS, launch, parse_size, read, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
-ENVS = 32
-SIZES = {  # sizes, episodes, seeds
-    "smoke": ((4,), 64, 1),
-    "small": ((10, 20), 20_000, 5),
-    "paper": ((10, 14, 20, 24, 30), 100_000, 6),
+SIZES = {  # sizes, episodes of each algorithm, seeds
+    "smoke": ((4,), dict(ppo=64, a2c=64, dqn=128, ppo_lstm=64), 1),
+    "small": ((10, 20), dict(ppo=20_000, a2c=10_000, dqn=6_000, ppo_lstm=10_000), 5),
+    "paper": ((10, 14, 20, 24, 30), dict.fromkeys(("ppo", "a2c", "dqn", "ppo_lstm"), 100_000), 6),
 }
 
 
-def flags(size: str, deepsea_size: int, episodes: int) -> list[str]:
-    """The DeepSea setting of ppo_sofe.py, the same for all sizes."""
-    every = 4 if size == "smoke" else 1_000
+def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -> list[str]:
+    """The DeepSea setting of a script, the same for all sizes."""
+    n, every = deepsea_size, 4 if size == "smoke" else 500 if algorithm == "dqn" else 1_000
+    ppo = ["--num-envs", "32", "--num-steps", str(n), "--update-epochs", "4"]
+    ppo += ["--ent-coef", "0.02", "--beta", "0.3", "--anneal-beta"]
+    own = {
+        "ppo": [*ppo, "--minibatch-size", str(16 * n)],
+        "ppo_lstm": [*ppo, "--num-minibatches", "2", "--lstm-size", "64"],
+        "a2c": [
+            *["--num-steps", str(n), "--norm-adv", "--gae-lambda", "0.95", "--log-every", "10"],
+            *["--ent-coef", "0.02", "--beta", "0.3", "--anneal-beta"],
+        ],
+        "dqn": [
+            *["--learning-rate", "0.001", "--minibatch-size", "128", "--train-frequency", "1"],
+            *["--gradient-steps", "1", "--target-interval", "16", "--tau", "0.02"],
+            *["--learning-starts", "256" if size == "smoke" else "2000", "--log-every", "50"],
+            *["--exploration-fraction", "0.05", "--buffer-size", "200000", "--beta", "0.3"],
+        ],
+    }
     return [
-        *["--env-id", "DeepSea-v0", "--deepsea-size", str(deepsea_size), "--counts", "global"],
-        *["--network", "mlp", "--embedding-dim", "128"],
-        *["--num-envs", str(ENVS), "--num-steps", str(deepsea_size), "--update-epochs", "4"],
-        *["--minibatch-size", str(ENVS * deepsea_size // 2), "--ent-coef", "0.02"],
-        *["--beta", "0.3", "--anneal-beta"],
-        *["--eval-episodes", "2", "--eval-every", str(every * deepsea_size)],
-        *["--total-timesteps", str(episodes * deepsea_size)],
+        *["--env-id", "DeepSea-v0", "--deepsea-size", str(n), "--counts", "global"],
+        *["--network", "mlp", "--embedding-dim", "128", *own[algorithm]],
+        *["--eval-episodes", "2", "--eval-every", str(every * n)],
+        *["--total-timesteps", str(episodes * n)],
     ]
 
 
@@ -41,28 +53,35 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, int | None]:
 
 
 def main():
-    args = parse_size(__doc__)
+    args = parse_size(__doc__, ("ppo", "a2c", "dqn", "ppo_lstm"))
     sizes, episodes, seeds = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
-        (size, arm, seed): f"{prefix}deepsea{size}-ppo-{arm}-seed{seed}"
+        (size, arm, seed): f"{prefix}deepsea{size}-{args.algorithm}-{arm}-seed{seed}"
         for size in sizes
         for arm in ARMS
         for seed in range(1, seeds + 1)
     }
+    script, length = f"{args.algorithm}_sofe.py", episodes[args.algorithm]
     jobs = {
-        name: ["ppo_sofe.py", "--seed", str(seed), ARMS[arm], *flags(args.size, size, episodes)]
+        name: [
+            script,
+            "--seed",
+            str(seed),
+            ARMS[arm],
+            *flags(args.size, size, length, args.algorithm),
+        ]
         for (size, arm, seed), name in names.items()
     }
     launch(jobs, args.jobs)
     rows = []
     for (size, arm, seed), name in names.items():
         greedy, solved = result(name, size)
-        rows.append(["ppo", arm, size, seed, f"{greedy:.4f}", solved])
+        rows.append([args.algorithm, arm, size, seed, f"{greedy:.4f}", solved])
     header = ["algorithm", "arm", "size", "seed", "greedy_return", "episodes_to_0.95"]
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    path = write_csv(f"{prefix}table_deepsea", header, rows, folder)
+    path = write_csv(f"{prefix}table_deepsea_{args.algorithm}", header, rows, folder)
     print("| DeepSea | arm | greedy return | seeds at 0.95 | episodes to 0.95 |")
     print("|---|---|---|---|---|")
     for size in sizes:
