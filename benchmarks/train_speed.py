@@ -1,13 +1,14 @@
-"""Training speed of ppo_sofe.py beside stable-baselines3, in environment steps per second.
+"""Training speed of the scripts beside stable-baselines3, in environment steps per second.
 
-    python benchmarks/train_speed.py              # both settings, about ten minutes
-    python benchmarks/train_speed.py --rounds 1   # a first impression
+    python benchmarks/train_speed.py                       # all four, half an hour
+    python benchmarks/train_speed.py --algorithms a2c dqn --rounds 1
 
-The peer is PPO of stable-baselines3 with the same network, hyperparameters, mazes, bonus and (with
-SOFE) statistics, which it gets as a second key of its observation from a vector environment written
-the usual way, in numpy. Both train with one thread, in turn, each time in a process of its own; the
-first iteration is not timed. The ratio is the median over the rounds. Leave the machine
-alone meanwhile. Writes benchmarks/train_speed.csv.
+The peer is PPO, A2C or DQN of stable-baselines3, or RecurrentPPO of sb3-contrib, with the same
+network, hyperparameters, mazes, bonus and (with SOFE) statistics, which it gets as a second key of
+its observation from a vector environment written the usual way, in numpy. Both train with one
+thread, in turn, each time in a process of its own; the first part of each run is not timed. The
+ratio is the median over the rounds. Leave the machine alone meanwhile. Writes
+benchmarks/train_speed_ALGORITHM.csv.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import csv
 import sys
 import tempfile
 import time
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -22,7 +24,8 @@ from statistics import median
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import PPO
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
@@ -30,19 +33,43 @@ from stable_baselines3.common.vec_env import VecEnv
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import ppo_sofe  # noqa: E402
 from common import runs  # noqa: E402
 from common.mazes import MazeVecEnv  # noqa: E402
 
 COMMON = {"ext_coef": 0.0, "num_threads": 1, "device": "cpu", "eval_episodes": 0}
-SETTINGS = {  # the paper's network and batches with a shorter rollout; README.md's CPU setting
-    "paper": {"num_envs": 16, "num_steps": 64, "minibatch_size": 64, "update_epochs": 10},
-    "cpu": {
-        **{"num_envs": 32, "num_steps": 128, "minibatch_size": 256, "update_epochs": 4},
-        **{"channels": 16, "embedding_dim": 128, "beta": 0.1, "ent_coef": 0.01},
+COMMON |= {"engine": "griddly"}
+SMALL = {"channels": 16, "embedding_dim": 128, "beta": 0.1}
+DQN_COMMON = {"buffer_size": 20_000, "log_every": 5}  # the peer's buffer takes 12 kB a transition
+# Flags, and steps that are not timed and that are: the paper's network and batches (PPO with a
+# shorter rollout), and README.md's CPU setting.
+SETTINGS = {
+    "ppo": {
+        "paper": ({"num_steps": 64}, 1024, 3 * 1024),
+        "cpu": (
+            {"num_envs": 32, "num_steps": 128, "minibatch_size": 256, "update_epochs": 4}
+            | {"ent_coef": 0.01, **SMALL},
+            4096,
+            3 * 4096,
+        ),
+    },
+    "ppo_lstm": {
+        "paper": ({"num_steps": 64}, 1024, 1024),
+        "cpu": (
+            {"num_envs": 32, "num_steps": 128, "num_minibatches": 16, "update_epochs": 4}
+            | {"ent_coef": 0.01, **SMALL},
+            4096,
+            2 * 4096,
+        ),
+    },
+    "a2c": {
+        "paper": ({"log_every": 5}, 400, 2400),
+        "cpu": ({"log_every": 5, "ent_coef": 0.01, **SMALL}, 800, 8000),
+    },
+    "dqn": {
+        "paper": ({"learning_starts": 320, **DQN_COMMON}, 640, 2560),
+        "cpu": ({"learning_starts": 320, **SMALL, **DQN_COMMON}, 960, 9600),
     },
 }
-ITERATIONS = 3  # timed, after one that is not
 
 
 class CountingVecEnv(VecEnv):
@@ -108,11 +135,11 @@ class CountingVecEnv(VecEnv):
 
 
 class Towers(BaseFeaturesExtractor):
-    """The towers of ppo_sofe.py as a features extractor."""
+    """The towers of a script as a features extractor."""
 
-    def __init__(self, space, args):
+    def __init__(self, space, args, make_tower):
         super().__init__(space, args.embedding_dim * len(space))
-        towers = {key: ppo_sofe.make_tower(space[key].shape, args) for key in space}
+        towers = {key: make_tower(space[key].shape, args) for key in space}
         self.towers = torch.nn.ModuleDict(towers)
 
     def forward(self, observations):
@@ -121,81 +148,110 @@ class Towers(BaseFeaturesExtractor):
 
 
 class Clock(BaseCallback):
-    """The time at which each iteration begins."""
+    """The steps done and the time at which each rollout begins."""
 
     def _on_training_start(self):
         self.times = []
 
     def _on_rollout_start(self):
-        self.times.append(time.perf_counter())
+        self.times.append((self.num_timesteps, time.perf_counter()))
 
     def _on_step(self):
         return True
 
 
-def time_peer(args):
+def make_peer(algorithm, args):
+    """The algorithm of stable-baselines3 or sb3-contrib with the arguments of our script."""
+    extractor = {"args": args, "make_tower": import_module(f"{algorithm}_sofe").make_tower}
+    policy = {"features_extractor_class": Towers, "features_extractor_kwargs": extractor}
+    common = {"policy_kwargs": policy | {"normalize_images": False}, "device": "cpu"}
+    common |= {"learning_rate": args.learning_rate, "gamma": args.gamma, "seed": args.seed}
+    common |= {"env": CountingVecEnv(args), "policy": "MultiInputPolicy"}
+    if algorithm == "dqn":
+        return DQN(
+            **common,
+            buffer_size=args.buffer_size,
+            learning_starts=args.learning_starts,
+            batch_size=args.minibatch_size,
+            tau=args.tau,
+            train_freq=args.train_frequency,
+            gradient_steps=args.gradient_steps,
+            target_update_interval=args.target_interval,
+            exploration_fraction=args.exploration_fraction,
+            exploration_final_eps=args.epsilon_end,
+            max_grad_norm=args.max_grad_norm,
+        )
+    common |= {"n_steps": args.num_steps, "ent_coef": args.ent_coef, "vf_coef": args.vf_coef}
+    common |= {"gae_lambda": args.gae_lambda, "max_grad_norm": args.max_grad_norm}
+    if algorithm == "a2c":
+        return A2C(**common, rms_prop_eps=args.rms_prop_eps, normalize_advantage=args.norm_adv)
+    common |= {"n_epochs": args.update_epochs, "clip_range": args.clip_coef}
+    if algorithm == "ppo":
+        return PPO(**common, batch_size=args.minibatch_size)
+    common |= {"policy": "MultiInputLstmPolicy"}
+    common["policy_kwargs"] |= {"lstm_hidden_size": args.lstm_size}
+    return RecurrentPPO(**common, batch_size=args.batch_size // args.num_minibatches)
+
+
+def time_peer(algorithm, args, untimed):
     torch.set_num_threads(1)
-    peer = PPO(
-        "MultiInputPolicy",
-        CountingVecEnv(args),
-        learning_rate=args.learning_rate,
-        n_steps=args.num_steps,
-        batch_size=args.minibatch_size,
-        n_epochs=args.update_epochs,
-        ent_coef=args.ent_coef,
-        policy_kwargs={
-            "features_extractor_class": Towers,
-            "features_extractor_kwargs": {"args": args},
-            "normalize_images": False,
-        },
-        device="cpu",
-        seed=args.seed,
-    )
-    clock = Clock()
+    peer, clock = make_peer(algorithm, args), Clock()
     peer.learn(args.total_timesteps, callback=clock)
-    return ITERATIONS * args.batch_size / (time.perf_counter() - clock.times[1])
+    begin, start = next((step, at) for step, at in clock.times if step >= untimed)
+    return (peer.num_timesteps - begin) / (time.perf_counter() - start)
 
 
-def time_ours(args):
+def time_ours(algorithm, args, untimed):
     times = []
     log_update = runs.Run.log_update
 
     def log_and_time(self, step, metrics):
         log_update(self, step, metrics)
-        times.append(time.perf_counter())
+        times.append((step, time.perf_counter()))
 
     runs.Run.log_update = log_and_time
     try:
-        ppo_sofe.main(args)
+        import_module(f"{algorithm}_sofe").main(args)
     finally:
         runs.Run.log_update = log_update
-    return ITERATIONS * args.batch_size / (times[-1] - times[0])
+    begin, start = next((step, at) for step, at in times if step >= untimed)
+    return (times[-1][0] - begin) / (times[-1][1] - start)
+
+
+def compare(algorithm, setting, augment, rounds):
+    """Median steps per second of both sides and median of their ratio."""
+    flags, untimed, timed = SETTINGS[algorithm][setting]
+    speeds = {"ours": [], "peer": []}
+    for seed in range(1, rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            args = import_module(f"{algorithm}_sofe").Args(
+                **COMMON, **flags, augment=augment, seed=seed, total_timesteps=untimed + timed
+            )
+            args.runs_dir = folder
+            for name, clocked in (("peer", time_peer), ("ours", time_ours)):
+                with get_context("spawn").Pool(1) as pool:
+                    speeds[name].append(pool.apply(clocked, (algorithm, args, untimed)))
+    ratio = median(o / p for o, p in zip(speeds["ours"], speeds["peer"], strict=True))
+    return round(median(speeds["ours"])), round(median(speeds["peer"])), round(ratio, 2)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
-    table = []
-    for setting, flags in SETTINGS.items():
-        for augment in (False, True):
-            speeds = {"ours": [], "peer": []}
-            for seed in range(1, rounds + 1):
-                with tempfile.TemporaryDirectory() as folder:
-                    args = ppo_sofe.Args(**COMMON, **flags, augment=augment, seed=seed)
-                    args.engine, args.runs_dir = "griddly", folder
-                    args.total_timesteps = (ITERATIONS + 1) * args.batch_size
-                    for name, timed in (("peer", time_peer), ("ours", time_ours)):
-                        with get_context("spawn").Pool(1) as pool:
-                            speeds[name].append(pool.apply(timed, (args,)))
-            ratio = median(o / p for o, p in zip(speeds["ours"], speeds["peer"], strict=True))
-            ours, peer = (round(median(speeds[name])) for name in ("ours", "peer"))
-            table.append([setting, "sofe" if augment else "plain", ours, peer, round(ratio, 2)])
-            print("{:6s} {:6s} ours {:5d}  stable-baselines3 {:5d}  {:.2f} x".format(*table[-1]))
-    with open(ROOT / "benchmarks" / "train_speed.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["setting", "arm", "ppo_sofe", "stable_baselines3", "ratio"])
-        writer.writerows(table)
+    parser.add_argument("--algorithms", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    args = parser.parse_args()
+    for algorithm in args.algorithms:
+        table = []
+        for setting in SETTINGS[algorithm]:
+            for augment in (False, True):
+                arm = "sofe" if augment else "plain"
+                table.append([setting, arm, *compare(algorithm, setting, augment, args.rounds)])
+                line = "{:6s} {:6s} ours {:5d}  peer {:5d}  {:.2f} x".format(*table[-1])
+                print(f"{algorithm:9s}{line}", flush=True)
+        with open(ROOT / "benchmarks" / f"train_speed_{algorithm}.csv", "w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["setting", "arm", f"{algorithm}_sofe", "stable_baselines3", "ratio"])
+            writer.writerows(table)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,25 @@ def test_the_wrapped_griddly_is_the_same_maze(tmp_path):
         second, *_, our_info = ours.step(np.array([action]))
         assert (info["cell"] == our_info["cell"][0]).all()
     assert truncated and info["coverage"] == pytest.approx(ours.coverage()[0])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "ppo_lstm"])
+def test_the_peers_have_the_same_network_and_hyperparameters(algorithm):
+    from train_speed import SETTINGS, make_peer
+
+    script = import_module(f"{algorithm}_sofe")
+    args = script.Args(**SETTINGS[algorithm]["cpu"][0], augment=True, total_timesteps=10_000)
+    peer, envs = make_peer(algorithm, args), MazeVecEnv(1, engine="numpy")
+    network = script.QNetwork if algorithm == "dqn" else script.Agent
+    sizes = [p.numel() for p in network(envs, (1, 32, 32), args).parameters()]
+    theirs = peer.q_net if algorithm == "dqn" else peer.policy
+    assert sum(sizes) == sum(p.numel() for p in theirs.parameters())
+    assert peer.n_envs == args.num_envs and peer.learning_rate == args.learning_rate
+    if algorithm == "dqn":
+        assert peer.batch_size == args.minibatch_size and peer.train_freq.frequency == 4
+    else:
+        assert peer.n_steps == args.num_steps and peer.max_grad_norm == args.max_grad_norm
+    peer.env.close()
 
 
 def test_the_vec_env_for_stable_baselines3_pays_the_same_bonus():

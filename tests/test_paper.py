@@ -15,16 +15,19 @@ import experiments  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("file", "table", "num_rows"),
+    ("file", "flags", "table", "num_rows"),
     [
-        ("fig_coverage.py", "coverage_ppo_maze1", 2 * 2 * 4),
-        ("table_deepsea.py", "table_deepsea", 2),
-        ("ablation_encoding.py", "ablation_encoding", 4),
+        ("fig_coverage.py", [], "coverage_ppo_maze1", 2 * 2 * 4),
+        ("fig_coverage.py", ["--algorithm", "a2c"], "coverage_a2c_maze1", 2 * 2 * 4),
+        ("table_deepsea.py", [], "table_deepsea_ppo", 2),
+        ("table_deepsea.py", ["--algorithm", "dqn"], "table_deepsea_dqn", 2),
+        ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
+        ("ablation_encoding.py", [], "ablation_encoding", 4),
     ],
 )
-def test_smoke(file, table, num_rows, tmp_path):
+def test_smoke(file, flags, table, num_rows, tmp_path):
     """Launches its own runs, reads only their CSV, and a second start runs nothing again."""
-    command = [sys.executable, str(ROOT / "paper" / file), "--smoke", "--jobs", "2"]
+    command = [sys.executable, str(ROOT / "paper" / file), "--smoke", "--jobs", "2", *flags]
     environment = {"SOFE_RUNS": str(tmp_path), "PATH": "/usr/bin:/bin"}
     for attempt in (1, 2):
         result = subprocess.run(
