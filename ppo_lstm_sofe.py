@@ -1,11 +1,25 @@
-"""Recurrent PPO with exploration bonuses and SOFE: ppo_sofe.py with a memory of the episode.
+"""Recurrent PPO with exploration bonuses, and SOFE: ppo_sofe.py with a memory of the episode.
 
-SOFE shows the agent the statistics of its bonus: see `visit`, `compute_bonus`, `augment`, `Agent`.
-    python ppo_lstm_sofe.py --view 5 --bonus sqrt --ext-coef 0 --augment      # or --no-augment
-Sources (titles in ppo_sofe.py), tags with a label or function of theirs: [SOFE] Castanyer et al.
-2024, [PPO] and [GAE] Schulman et al. 2017 and 2016, [SB3] stable-baselines3, [SB3C] sb3-contrib.
-The paper has no table for PPO with an LSTM. That of its PPO holds, but 64 single steps are no
-sequence: minibatches are whole envs, and T = 128 as in [SB3C]. For all else see ppo_sofe.py.
+A bonus made of visit counts pays less for a cell each time, so an agent that sees only the maze
+chases a moving reward. An agent with an LSTM could learn to count what it has visited; SOFE shows
+it the counts, phi_t, beside the observation: see `visit`, `compute_bonus`, `augment`, `phi_tower`.
+
+    python ppo_lstm_sofe.py --bonus sqrt --ext-coef 0 --augment      # exploration with SOFE
+    python ppo_lstm_sofe.py --bonus sqrt --ext-coef 0                # the same bonus without SOFE
+The defaults want a GPU; README.md has the smaller CPU setting.
+
+Sources; a tag names a label of the paper, an equation or a function there
+    [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
+    [PPO]   Schulman et al. 2017, Proximal Policy Optimization Algorithms
+    [GAE]   Schulman et al. 2016, High-Dimensional Continuous Control Using GAE
+    [SB3]   stable-baselines3, which the paper used: initialisation, losses, epsilon of Adam
+    [SB3C]  sb3-contrib's RecurrentPPO: one LSTM of 256 for the policy and one for the value
+
+Where the paper is silent (more in docs/ppo_lstm_sofe.md): it has no table for PPO with an LSTM. Its
+PPO's holds here, but 64 single steps are no sequence: minibatches are the rollouts of whole envs,
+and T = 128, as in [SB3C]. sqrt pays beta / sqrt(N_t(s') + 1), so that a first visit pays beta; s_0
+counts once when an episode starts; counts enter the network as 1 / sqrt(1 + N); a time limit is no
+death, V(s') is bootstrapped with the phi of the old episode and the memory carried from s_t.
 """
 
 from dataclasses import dataclass
@@ -317,7 +331,13 @@ def ppo_loss(agent, batch, args):
 
 @torch.no_grad()
 def evaluate(agent, counts, args, folder=None):
-    """As in ppo_sofe.py, with a memory: E episodes with the likeliest actions and E sampled."""
+    """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
+
+    counts    (R, H, W) int64   of training, never written: every env counts on in a copy of its
+                                own (global) or from an empty table (episodic)
+    folder    where --capture-video puts the first sampled episode (None: nowhere)
+    returns   eval/greedy_return, _length, _coverage and eval/sampled_..., means over E episodes
+    """
     E, device = args.eval_episodes, counts.device
     envs = make_envs(args, 2 * E)
     if folder and args.capture_video:
@@ -361,6 +381,7 @@ def main(args: Args) -> dict[str, float]:
     episode_bonus = torch.zeros(N, device=device)
     agent = Agent(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
+
     obs_space = envs.single_observation_space
     size = np.prod(obs_space.shape) * obs_space.dtype.itemsize + 4 * np.prod(phi_shape) + 40
     runs.check_memory("rollout", B * size, device)
@@ -372,6 +393,7 @@ def main(args: Args) -> dict[str, float]:
     episode_starts, terminations, truncations = torch.zeros((3, T, N), device=device).bool()
     lstm_state = torch.zeros((2, 2, N, args.lstm_size), device=device)  # as in `Agent`
     next_starts = torch.ones((1, N), dtype=torch.bool, device=device)
+
     kept = dict(agent=agent, optimizer=optimizer, envs=envs, counts=counts, bonus=episode_bonus)
     kept |= dict(lstm_state=lstm_state, starts=next_starts)
     run = runs.Run(args, "ppo_lstm_sofe", envs.reachable, kept)  # kept: what a checkpoint holds
@@ -423,6 +445,7 @@ def main(args: Args) -> dict[str, float]:
                 visit(counts, table_ids[ended], to_device(info["cell"][ended]))
             next_obs, next_phi = to_device(env_obs)[None], augment(counts, table_ids, args)[None]
             next_starts.copy_(terminations[t] | truncations[t])
+
         values[T] = agent(next_obs, next_phi, next_starts, lstm_state)[1].detach()
         rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
         rollout = (rewards, values, final_values, terminations, truncations)
@@ -439,14 +462,16 @@ def main(args: Args) -> dict[str, float]:
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 terms.append(loss_terms)
+
         losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
-        unexplained = advantages.var() / batch["returns"].var().clamp(min=1e-8)  # A = R - V
-        losses["losses/explained_variance"] = 1 - unexplained
+        left, whole = (x.var(correction=0) for x in (advantages, batch["returns"]))  # A = R - V
+        losses["losses/explained_variance"] = 1 - left / whole.clamp(min=1e-8)
         losses["explore/bonus"] = int_rewards.mean()
         losses["explore/raw_bonus"] = int_rewards.mean() / max(beta, 1e-8)  # without beta
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
         if args.eval_every and global_step % args.eval_every < B and iteration + 1 < num_iterations:
             run.log_eval(global_step, evaluate(agent, counts, args))  # once per eval_every steps
+
     run.checkpoint(global_step, write=True)
     metrics = evaluate(agent, counts, args, run.folder) if args.eval_episodes else {}
     envs.close()
