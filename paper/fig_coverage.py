@@ -11,6 +11,8 @@ walk and an explorer that knows the map and always walks to the nearest unvisite
 paper/results/coverage_ALGORITHM_maze1.csv and paper/figures/coverage_ALGORITHM_maze1.png.
 """
 
+import textwrap
+
 import numpy as np
 from experiments import (
     FIGURES,
@@ -102,7 +104,8 @@ def draw(path, edges, curves, limit, caption):
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("coverage of an episode")
     axes[0].legend(loc="upper left")
-    figure.supxlabel(caption, fontsize=8)
+    words = textwrap.wrap(caption, 78 * len(bonuses), break_on_hyphens=False)
+    figure.supxlabel("\n".join(words), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -130,8 +133,8 @@ def main():
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
         f"{args.algorithm.upper()}, {MAZE}, reward-free, episodic counts, {network}, "
-        f"{seeds} seeds, {steps:,} steps.\nIQM and 95% bootstrap interval (of 3 seeds: mean and "
-        f"range); arms differ in --augment.\n"
+        f"{seeds} seeds, {steps:,} steps. IQM and 95% bootstrap interval (of 3 seeds: mean and "
+        f"range); arms differ in --augment. "
         f"python paper/fig_coverage.py --{args.size} --algorithm {args.algorithm}"
     )
     draw(folders[1] / f"{name}.png", edges, curves, limit, caption)
