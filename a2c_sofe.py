@@ -40,7 +40,7 @@ SIGMA_FLOOR = 0.03  # S-Max: smallest standard deviation, about 1 / sqrt(1000 st
 class Args:
     # Run
     seed: int = 1
-    """seed of the networks, the actions, the minibatches, and of DeepSea's action map"""
+    """seed of the networks, the actions, and of DeepSea's action map"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute; auto is CUDA where there is one, else the CPU"""
     num_threads: int = 1
@@ -418,7 +418,7 @@ def main(args: Args) -> dict[str, float]:
             next_obs = to_device(env_obs)
             next_phi = augment(counts, table_ids, args)
 
-        with torch.no_grad():
+        with torch.no_grad():  # once in five steps: worth saving the graph
             values[T] = agent(next_obs, next_phi)[1]
         rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
         rollout = (rewards, values, final_values, terminations, truncations)

@@ -124,7 +124,8 @@ class Args:
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 
     @property
-    def batch_size(self) -> int:  # B = T * N, samples per iteration
+    def batch_size(self) -> int:
+        """B = T * N, samples per iteration"""
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
@@ -409,7 +410,7 @@ def main(args: Args) -> dict[str, float]:
     for iteration in range(global_step // B, num_iterations):
         run.checkpoint(global_step)
         beta = args.beta * ((1 - iteration / num_iterations) if args.anneal_beta else 1)
-        first_state = lstm_state.clone()  # where the update begins as well
+        first_state = lstm_state.clone()  # before obs[0]; later epochs do not recompute it
         for t in range(T):
             obs[t], phis[t], episode_starts[t] = next_obs, next_phi, next_starts
             with torch.no_grad():

@@ -116,6 +116,11 @@ def resume_args(args: Any, script: str) -> Any:
         setattr(args, name, saved[name])
     if args.total_timesteps != saved["total_timesteps"] and saved.get("anneal_beta"):
         fail(f"--resume {folder}: --anneal-beta fixes --total-timesteps {saved['total_timesteps']}")
+    if hasattr(args, "__post_init__"):
+        try:
+            args.__post_init__()  # the run's own and those that may differ, together
+        except ValueError as error:
+            fail(f"--resume {folder}: {error}")
     return args
 
 
