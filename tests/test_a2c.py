@@ -410,7 +410,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, settings, done):
 
 
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path):
-    settings = TINY | {"total_timesteps": 1920, "augment": True, "eval_episodes": 0}
+    settings = TINY | {"total_timesteps": 1440, "augment": True, "eval_episodes": 0}
     settings |= {"log_every": 3, "network": "mlp"}
     line = [sys.executable, str(ROOT / "a2c_sofe.py")]
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
@@ -427,7 +427,7 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     assert len(error.strip().splitlines()) == 1 and "--resume" in error
     done = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["global_step"]
-    assert 0 < done < 1920 and done % 24 == 0
+    assert 0 < done < 1440 and done % 24 == 0
 
     a2c_sofe.main(Args(resume=str(tmp_path / "cut")))
     _, whole = train(tmp_path, name="whole", **settings)

@@ -38,9 +38,11 @@ TINY = {
     "buffer_size": 40,
     "target_interval": 16,
     "log_every": 2,
+    "network": "mlp",
     "channels": 4,
     "embedding_dim": 8,
     "max_steps": 6,
+    "engine": "numpy",
     "total_timesteps": 96,
     "eval_episodes": 2,
     "device": "cpu",
@@ -215,7 +217,7 @@ def test_updates_of_main_are_those_of_stable_baselines3(monkeypatch, tmp_path, t
     monkeypatch.setattr(dqn_sofe, "dqn_loss", loss_kept)
     settings = {"augment": True, "tau": tau, "n_step": n_step, "num_envs": 4, "log_every": 1}
     settings |= {"channels": 8, "embedding_dim": 16, "minibatch_size": 12, "gradient_steps": 3}
-    settings |= {"exploration_fraction": 0.5, "gamma": 0.9, "eval_episodes": 0, "engine": "numpy"}
+    settings |= {"exploration_fraction": 0.5, "gamma": 0.9, "eval_episodes": 0, "network": "cnn"}
     _, folder = train(tmp_path, **settings)
     network, target, first, first_target = ours
     for x in (first, first_target):
@@ -372,7 +374,7 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
     assert len(transitions) == total * N == 3 * 84 and int(replay.total) == total
     assert replay.packed and replay.capacity == buffer_size // N
     ends = Counter((one["terminated"], one["ended"]) for one in transitions)
-    assert ends[True, True] > 10 and ends[False, True] > 10
+    assert ends[True, True] > 5 and ends[False, True] > 5
 
     def same_phi(found, one, last):
         if one["ended"] or last:
@@ -684,7 +686,7 @@ def test_the_target_moves_once_in_target_interval_environment_steps(
     monkeypatch.setattr(dqn_sofe, "dqn_loss", loss_kept)
     monkeypatch.setattr(MazeVecEnv, "step", step_kept)
     settings = {"num_envs": 4, "train_frequency": 1, "gradient_steps": 1, "learning_starts": 0}
-    settings |= {"engine": "numpy", "tau": 0.5, "learning_rate": 0.01, "eval_episodes": 0}
+    settings |= {"tau": 0.5, "learning_rate": 0.01, "eval_episodes": 0}
     train(tmp_path, **settings, target_interval=target_interval, total_timesteps=120)
     moved = []
     for number, (before, after) in enumerate(pairwise(weights)):
@@ -709,6 +711,7 @@ def test_the_target_moves_once_in_target_interval_environment_steps(
 def test_every_bonus_with_and_without_sofe(tmp_path, env_id, bonus, augment):
     counts, network = ("global", "mlp") if env_id == "DeepSea-v0" else ("episodic", "cnn")
     settings = {"env_id": env_id, "counts": counts, "network": network, "deepsea_size": 4}
+    settings["engine"] = "auto"
     metrics, folder = train(tmp_path, bonus=bonus, augment=augment, **settings)
     assert {"eval/greedy_return", "eval/sampled_coverage"} <= metrics.keys()
     assert all(np.isfinite(value) for value in metrics.values())
@@ -737,7 +740,7 @@ def test_the_same_seed_gives_the_same_csv(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "done"),
     [
-        ({"env_id": "Maze3-v0", "max_steps": 7}, 64),
+        ({"env_id": "Maze3-v0", "max_steps": 7, "engine": "auto", "network": "cnn"}, 64),
         ({"env_id": "DeepSea-v0", "deepsea_size": 5, "counts": "global", "n_step": 3}, 64),
         ({"log_every": 5, "bonus": "smax", "buffer_size": 1000}, 80),  # 64 are rounded up
         ({"learning_starts": 60, "augment": False, "train_frequency": 3}, 72),
@@ -748,11 +751,11 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, settings, done):
     """The fall of epsilon stays that of the first part, here the same 48 steps."""
     settings = {"augment": True, "eval_every": 80} | settings
     parts = {"name": "parts", "total_timesteps": 64, "exploration_fraction": 0.75}
-    whole = {"name": "whole", "total_timesteps": 192, "exploration_fraction": 0.25}
+    whole = {"name": "whole", "total_timesteps": 128, "exploration_fraction": 0.375}
     metrics, whole_folder = train(tmp_path, **whole, **settings)
     _, folder = train(tmp_path, **parts, **settings)
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] == done
-    assert dqn_sofe.main(Args(resume=str(folder), total_timesteps=192)) == metrics
+    assert dqn_sofe.main(Args(resume=str(folder), total_timesteps=128)) == metrics
     left, right = texts(whole_folder), texts(folder)
     assert right["episodes.csv"] == left["episodes.csv"]
     assert right["updates.csv"] == left["updates.csv"]
@@ -780,8 +783,8 @@ def command(**settings):
 
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path):
     """Stopped where the ring has wrapped around several times, between two complete states."""
-    settings = TINY | {"total_timesteps": 960, "augment": True, "eval_episodes": 0}
-    settings |= {"log_every": 4, "network": "mlp", "exploration_fraction": 1.0, "n_step": 2}
+    settings = TINY | {"total_timesteps": 640, "augment": True, "eval_episodes": 0}
+    settings |= {"log_every": 4, "engine": "auto", "exploration_fraction": 1.0, "n_step": 2}
     process = subprocess.Popen(
         command(**settings, runs_dir=tmp_path, run_name="cut"), stderr=subprocess.PIPE, text=True
     )
@@ -796,7 +799,7 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path):
     assert len(error.strip().splitlines()) == 1 and "--resume" in error
     content = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)
     done = content["global_step"]
-    assert 200 < done < 960 and done % 16 == 0
+    assert 200 < done < 640 and done % 16 == 0
     assert content["rows"] == done // 2 > 3 * len(content["ring"]["rewards"])
 
     dqn_sofe.main(Args(resume=str(tmp_path / "cut")))
