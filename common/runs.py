@@ -622,7 +622,10 @@ class Run:
             try:
                 self.ring[0][...] = content["rows"]
                 for name, array in self.ring[1].items():
-                    array[: content["rows"]] = content["ring"][name].numpy()
+                    saved, array = content["ring"][name], array[: content["rows"]]
+                    if saved.shape != array.shape:  # NumPy would broadcast some
+                        raise ValueError(f"{name} {list(saved.shape)}, not {list(array.shape)}")
+                    array[...] = saved.numpy()
             except (KeyError, ValueError) as error:
                 fail(f"{path} does not fit this script, replay buffer: {error}; start the run anew")
         self._sizes, self.start_step = content["files"], content["global_step"]
