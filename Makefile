@@ -14,10 +14,10 @@ run: $(VENV)/run
 		--channels 16 --embedding-dim 128 --total-timesteps 400000
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

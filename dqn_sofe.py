@@ -130,25 +130,21 @@ class Args:
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 
     def __post_init__(self):
-        no_updates = self.learning_starts >= self.total_timesteps and not self.resume
-        shares = [self.gamma, self.tau, self.epsilon_start, self.epsilon_end]
+        smallest = self.num_envs * self.n_step
+        no_updates = max(self.learning_starts, smallest) >= self.total_timesteps
         runs.check_args(
             self,
             "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start "
             "epsilon_end exploration_fraction",
+            "gamma tau epsilon_start epsilon_end exploration_fraction",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
-            ("--learning-starts >= --total-timesteps: no update would be made", no_updates),
-            (
-                "--buffer-size < --num-envs, --n-step",
-                self.buffer_size < self.num_envs * self.n_step,
-            ),
+            ("--learning-starts >= --total-timesteps: no update", no_updates and not self.resume),
+            ("--buffer-size < --num-envs * --n-step", self.buffer_size < smallest),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
             ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
-            ("--gamma, --tau, --epsilon-start, --epsilon-end: at most 1", max(shares) > 1),
-            ("--exploration-fraction: at most 1", self.exploration_fraction > 1),
             (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 
@@ -263,11 +259,12 @@ def augment(counts, table_ids, args):
 
 # endregion
 class ReplayBuffer:
-    """The latest steps of the N envs; a row holds one step of each, `total += 1` completes it.
+    """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
 
-    Observations of zeros and ones are packed to bits. Counts are stored once, as they were before
-    the step: after it they are the same plus its visits. The oldest rows are never sampled: with
-    them, the state of up to log_every updates ago can still be written to a checkpoint.
+    obs, next_obs   (R, N, bytes) uint8     zeros and ones are packed to bits
+    counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits
+    visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
+    The oldest rows are never sampled: what the last log_every updates began from can be saved.
     """
 
     def __init__(self, envs, table_shape, args):
@@ -275,7 +272,7 @@ class ReplayBuffer:
         self.args, self.shape, self.pixels = args, space.shape, int(np.prod(space.shape))
         self.total = np.zeros((), np.int64)  # rows completed
         self.capacity = args.buffer_size // N  # rows that are sampled from
-        self.rows = self.capacity + args.train_frequency * args.log_every
+        self.R = self.capacity + args.train_frequency * args.log_every
         self.packed = space.dtype == np.uint8 and space.high.max() == 1
         width, dtype = (-(-self.pixels // 8), "u1") if self.packed else (self.pixels, space.dtype)
         kinds = dict(obs=((N, width), dtype), next_obs=((N, width), dtype), actions=((N,), "i8"))
@@ -284,8 +281,8 @@ class ReplayBuffer:
             counts = "u2" if args.counts == "episodic" else "i8"
             kinds |= dict(counts=(table_shape, counts), visits=((N, 2, 2), "i2"))
         row_bytes = sum(int(np.prod(s)) * np.dtype(kind).itemsize for s, kind in kinds.values())
-        runs.check_memory("replay buffer", self.rows * row_bytes, torch.device("cpu"))
-        self.columns = {name: np.zeros((self.rows, *s), kind) for name, (s, kind) in kinds.items()}
+        runs.check_memory("replay buffer", self.R * row_bytes, torch.device("cpu"))
+        self.columns = {name: np.zeros((self.R, *s), kind) for name, (s, kind) in kinds.items()}
 
     def put(self, **values):
         for name in values.keys() & self.columns.keys():
@@ -295,7 +292,7 @@ class ReplayBuffer:
                 value = np.packbits(pixels, axis=1) if self.packed else pixels
             if name == "counts" and value.max() > np.iinfo(column.dtype).max:
                 runs.fail("a cell was visited 65536 times in an episode: take --counts global")
-            column[self.total % self.rows] = value
+            column[self.total % self.R] = value
 
     def sample(self, M, device):
         """M transitions, drawn uniformly with replacement.
@@ -305,22 +302,22 @@ class ReplayBuffer:
                   discounts (M,), of the value of next_obs, 0 where the episode was terminated
         """
         args, columns = self.args, self.columns
-        rows = int(self.total)
-        first = torch.randint(max(0, rows - self.capacity), rows - args.n_step + 1, (M,)).numpy()
+        total = int(self.total)  # rows are counted on; modulo R they are places
+        first = torch.randint(max(0, total - self.capacity), total - args.n_step + 1, (M,)).numpy()
         env = torch.randint(args.num_envs, (M,)).numpy()
         rewards, discounts = np.zeros(M, np.float32), np.ones(M, np.float32)
         last, going_on = first, np.ones(M, bool)
         for k in range(args.n_step):  # fewer rewards where the episode ends
             last = np.where(going_on, first + k, last)
-            at = (last % self.rows, env)
+            at = (last % self.R, env)
             rewards += discounts * going_on * columns["rewards"][at]
             discounts[going_on] *= args.gamma
             going_on &= ~columns["ended"][at]
         discounts *= ~columns["terminated"][at]
         batch = {"rewards": torch.from_numpy(rewards), "discounts": torch.from_numpy(discounts)}
-        batch["next_obs"], batch["next_phi"] = self.observations("next_obs", *at), self.phi(*at, 1)
-        at = (first % self.rows, env)
-        batch["obs"], batch["phi"] = self.observations("obs", *at), self.phi(*at, 0)
+        batch |= {"next_obs": self.observations("next_obs", *at), "next_phi": self.phi(*at, True)}
+        at = (first % self.R, env)
+        batch |= {"obs": self.observations("obs", *at), "phi": self.phi(*at, False)}
         batch["actions"] = torch.from_numpy(columns["actions"][at])
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
@@ -336,8 +333,9 @@ class ReplayBuffer:
         episodic = self.args.counts == "episodic"
         counts = self.columns["counts"][rows, env if episodic else 0].astype(np.int64)
         counts, ids = torch.from_numpy(counts), torch.arange(len(rows))
-        if after:  # the step's own visit; with one table for all, those of all envs, and the first
-            # cells of the episodes that then began, but for the last phi of one that ended
+        if after:
+            # Add the env's own s', or with one table those of all envs and their new s_0. Where
+            # this env's episode ended, phi is from before any s_0 was counted.
             which = env[:, None] if episodic else np.arange(self.args.num_envs)[None]
             visits = self.columns["visits"][rows[:, None], which]  # (M, 1 or N, s' and s_0, 2)
             visits[self.columns["ended"][rows, env], :, 1] = -1
@@ -347,7 +345,10 @@ class ReplayBuffer:
 
 
 def dqn_loss(q_network, target_network, batch, args):
-    """Huber loss () of a `ReplayBuffer.sample`, and what is logged. [DQN alg. 1; SB3 DQN.train]"""
+    """Huber loss of what `ReplayBuffer.sample` returns. [DQN alg. 1; SB3 DQN.train]
+
+    returns   loss (), and what is logged as a dict of detached () tensors
+    """
     with torch.no_grad():
         next_q = target_network(batch["next_obs"], batch["next_phi"])  # (M, A)
         chooser = q_network(batch["next_obs"], batch["next_phi"]) if args.double_q else next_q
@@ -422,10 +423,10 @@ def main(args: Args) -> dict[str, float]:
         run.log_step(0, info["cell"])
     next_obs = envs.observe()  # as reset returned it, or as the checkpoint left it
     next_phi = augment(counts, table_ids, args)
-    steps = args.train_frequency * N  # environment steps per update
-    log_steps = steps * args.log_every
+    update_steps = args.train_frequency * N  # environment steps
+    log_steps = update_steps * args.log_every
     num_updates = -(-args.total_timesteps // log_steps) * args.log_every  # rounded up
-    for update in range(global_step // steps, num_updates):
+    for update in range(global_step // update_steps, num_updates):
         if update % args.log_every == 0:
             run.checkpoint(global_step)
             terms, bonuses = [], []
@@ -453,13 +454,14 @@ def main(args: Args) -> dict[str, float]:
             run.log_step(global_step, cells)
             replay.put(next_obs=final_obs, visits=np.stack([cells, starts], axis=1))
             cells = to_device(cells)
-            int_rewards = beta * compute_bonus(counts, table_ids, cells, args.bonus)
+            raw_bonus = compute_bonus(counts, table_ids, cells, args.bonus)
+            int_rewards = beta * raw_bonus
             episode_bonus += int_rewards
             visit(counts, table_ids, cells)
             rewards = args.ext_coef * np.float32(ext_rewards) + int_rewards.cpu().numpy()
             replay.put(rewards=rewards, terminated=terminated, ended=terminated | truncated)
             replay.total += 1
-            bonuses.append(int_rewards)
+            bonuses.append(torch.stack([int_rewards, raw_bonus]))
             if len(ended):
                 run.log_episodes(global_step, info, ended, episode_bonus[ended].tolist())
                 episode_bonus[ended] = 0
@@ -470,7 +472,7 @@ def main(args: Args) -> dict[str, float]:
             if global_step % args.target_interval < N:
                 torch._foreach_lerp_(target_weights, [w.detach() for w in weights], args.tau)
 
-        if global_step > max(args.learning_starts, N * args.n_step):
+        if global_step > args.learning_starts and replay.total >= args.n_step:
             for _ in range(args.gradient_steps):
                 batch = replay.sample(args.minibatch_size, device)
                 loss, loss_terms = dqn_loss(q_network, target_network, batch, args)
@@ -480,17 +482,17 @@ def main(args: Args) -> dict[str, float]:
                 optimizer.step()
                 terms.append(loss_terms)
 
-        if (update + 1) % args.log_every == 0 and terms:
+        row_done = (update + 1) % args.log_every == 0
+        if row_done and terms:
             losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}
-            bonus = torch.stack(bonuses).mean()
-            losses |= {"explore/bonus": bonus, "explore/raw_bonus": bonus / max(beta, 1e-8)}
+            bonus, raw_bonus = torch.stack(bonuses).mean((0, 2))
+            losses |= {"explore/bonus": bonus, "explore/raw_bonus": raw_bonus}
             losses = {name: value.item() for name, value in losses.items()}
             run.log_update(global_step, losses | {"explore/epsilon": epsilon})
-            due = (
-                args.eval_every and global_step % args.eval_every < log_steps
-            )  # once in eval_every
-            if due and update + 1 < num_updates:
-                run.log_eval(global_step, evaluate(q_network, counts, args))
+        due = row_done and args.eval_every and global_step % args.eval_every < log_steps
+        if due and update + 1 < num_updates:
+            run.log_eval(global_step, evaluate(q_network, counts, args))  # once per eval_every
+
     run.checkpoint(global_step, write=True)
     metrics = evaluate(q_network, counts, args, run.folder) if args.eval_episodes else {}
     envs.close()

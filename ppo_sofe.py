@@ -129,6 +129,7 @@ class Args:
         runs.check_args(
             self,
             may_be_0,
+            "gamma gae_lambda",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
@@ -136,7 +137,6 @@ class Args:
             ("--minibatch-size and --num-steps: M > B", self.minibatch_size > self.batch_size),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
             ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
-            ("--gamma, --gae-lambda: at most 1", max(self.gamma, self.gae_lambda) > 1),
             (mazes.NO_GRIDDLY, self.engine == "griddly" and not mazes.griddly_installed()),
         )
 

@@ -66,11 +66,14 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"error: {message}")
 
 
-def check_args(args: Any, but_zero_is_fine_for: str, *rules: tuple[str, bool]) -> None:
+def check_args(
+    args: Any, but_zero_is_fine_for: str, at_most_1: str, *rules: tuple[str, bool]
+) -> None:
     """Raise ValueError, which the command line shows as a message, for arguments that cannot be.
 
     args                   dataclass   every number in it must be greater than 0
     but_zero_is_fine_for   str         names of fields, separated by spaces, that may also be 0
+    at_most_1              str         names of fields that may not be greater than 1
     rules                              a message, and whether what it complains of is the case
     """
     for name, value in dataclasses.asdict(args).items():
@@ -79,6 +82,8 @@ def check_args(args: Any, but_zero_is_fine_for: str, *rules: tuple[str, bool]) -
             too_small = value < 0 or (value == 0 and least == "greater than 0")
             if too_small or not math.isfinite(value):
                 raise ValueError(f"--{name.replace('_', '-')} {value} must be {least} and finite")
+            if name in at_most_1.split() and value > 1:
+                raise ValueError(f"--{name.replace('_', '-')} {value} must be at most 1")
     for message, holds in rules:
         if holds:
             raise ValueError(message)

@@ -196,14 +196,14 @@ def test_arrays_become_tensors():
 def test_numbers_and_rules_of_the_arguments():
     args = Args(total_timesteps=0)
     with pytest.raises(ValueError, match="--total-timesteps 0 must be greater than 0 and finite"):
-        runs.check_args(args, "seed")
+        runs.check_args(args, "seed", "")
     with pytest.raises(ValueError, match="--seed -1 must be at least 0"):
-        runs.check_args(Args(seed=-1), "seed")
+        runs.check_args(Args(seed=-1), "seed", "")
     with pytest.raises(ValueError, match="second"):
-        runs.check_args(Args(), "seed", ("first", False), ("second", True), ("third", True))
+        runs.check_args(Args(), "seed", "", ("first", False), ("second", True), ("third", True))
     with pytest.raises(ValueError, match="--learning-rate inf must be"):
-        runs.check_args(Args(learning_rate=float("inf")), "seed")
-    runs.check_args(Args(seed=0), "seed", ("first", None))
+        runs.check_args(Args(learning_rate=float("inf")), "seed", "")
+    runs.check_args(Args(seed=0), "seed", "learning_rate", ("first", None))
 
 
 def test_a_folder_belongs_to_one_running_process(start, tmp_path):
