@@ -1,4 +1,4 @@
-"""Training speed of the scripts beside stable-baselines3, in environment steps per second.
+"""Training speed of the scripts beside stable-baselines3.
 
     python benchmarks/train_speed.py                       # all four, half an hour
     python benchmarks/train_speed.py --algorithms a2c dqn --rounds 1
@@ -7,7 +7,8 @@ The peer is PPO, A2C or DQN of stable-baselines3, or RecurrentPPO of sb3-contrib
 network, hyperparameters, mazes, bonus and (with SOFE) statistics, which it gets as a second key of
 its observation from a vector environment written the usual way, in numpy. Both train with one
 thread, in turn, each time in a process of its own; the first part of each run is not timed. The
-ratio is the median over the rounds. Leave the machine alone meanwhile. Writes
+unit is environment steps per second of processor time, which other programs disturb less than the
+clock; leave the machine alone all the same. The ratio is the median over the rounds. Writes
 benchmarks/train_speed_ALGORITHM.csv.
 """
 
@@ -154,7 +155,7 @@ class Clock(BaseCallback):
         self.times = []
 
     def _on_rollout_start(self):
-        self.times.append((self.num_timesteps, time.perf_counter()))
+        self.times.append((self.num_timesteps, time.process_time()))
 
     def _on_step(self):
         return True
@@ -198,7 +199,7 @@ def time_peer(algorithm, args, untimed):
     peer, clock = make_peer(algorithm, args), Clock()
     peer.learn(args.total_timesteps, callback=clock)
     begin, start = next((step, at) for step, at in clock.times if step >= untimed)
-    return (peer.num_timesteps - begin) / (time.perf_counter() - start)
+    return (peer.num_timesteps - begin) / (time.process_time() - start)
 
 
 def time_ours(algorithm, args, untimed):
@@ -207,7 +208,7 @@ def time_ours(algorithm, args, untimed):
 
     def log_and_time(self, step, metrics):
         log_update(self, step, metrics)
-        times.append((step, time.perf_counter()))
+        times.append((step, time.process_time()))
 
     runs.Run.log_update = log_and_time
     try:
