@@ -11,10 +11,19 @@ import numpy as np
 from experiments import RESULTS, RUNS, launch, parse_size, read, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
-SIZES = {  # sizes, episodes of each algorithm, seeds
-    "smoke": ((4,), dict(ppo=64, a2c=64, dqn=128, ppo_lstm=64), 1),
-    "small": ((10, 20), dict(ppo=20_000, a2c=10_000, dqn=6_000, ppo_lstm=10_000), 5),
-    "paper": ((10, 14, 20, 24, 30), dict.fromkeys(("ppo", "a2c", "dqn", "ppo_lstm"), 100_000), 6),
+ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
+SIZES = {  # sizes; episodes and seeds of each algorithm
+    "smoke": ((4,), dict(ppo=64, a2c=64, dqn=128, ppo_lstm=64), dict.fromkeys(ALGORITHMS, 1)),
+    "small": (
+        (10, 20),
+        dict(ppo=20_000, a2c=10_000, dqn=6_000, ppo_lstm=10_000),
+        dict(ppo=5, a2c=5, dqn=5, ppo_lstm=3),
+    ),
+    "paper": (
+        (10, 14, 20, 24, 30),
+        dict.fromkeys(ALGORITHMS, 100_000),
+        dict.fromkeys(ALGORITHMS, 6),
+    ),
 }
 
 
@@ -53,9 +62,9 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, int | None]:
 
 
 def main():
-    args = parse_size(__doc__, ("ppo", "a2c", "dqn", "ppo_lstm"))
+    args = parse_size(__doc__, ALGORITHMS)
     sizes, episodes, seeds = SIZES[args.size]
-    seeds = args.seeds or seeds
+    seeds = args.seeds or seeds[args.algorithm]
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
         (size, arm, seed): f"{prefix}deepsea{size}-{args.algorithm}-{arm}-seed{seed}"
@@ -72,7 +81,7 @@ def main():
             ARMS[arm],
             *flags(args.size, size, length, args.algorithm),
         ]
-        for (size, arm, seed), name in names.items()
+        for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
     }
     launch(jobs, args.jobs)
     rows = []
