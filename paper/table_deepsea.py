@@ -12,11 +12,11 @@ from experiments import RESULTS, RUNS, launch, parse_size, read, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
-SIZES = {  # sizes; episodes and seeds of each algorithm
+SIZES = {  # sizes; episodes (of all sizes or each) and seeds of each algorithm
     "smoke": ((4,), dict(ppo=64, a2c=64, dqn=128, ppo_lstm=64), dict.fromkeys(ALGORITHMS, 1)),
     "small": (
         (10, 20),
-        dict(ppo=20_000, a2c=10_000, dqn=6_000, ppo_lstm=10_000),
+        dict(ppo=20_000, a2c=10_000, dqn={10: 6_000, 20: 12_000}, ppo_lstm=10_000),
         dict(ppo=5, a2c=5, dqn=5, ppo_lstm=3),
     ),
     "paper": (
@@ -72,14 +72,12 @@ def main():
         for arm in ARMS
         for seed in range(1, seeds + 1)
     }
-    script, length = f"{args.algorithm}_sofe.py", episodes[args.algorithm]
+    budget = episodes[args.algorithm]
+    budget = budget if isinstance(budget, dict) else dict.fromkeys(sizes, budget)
     jobs = {
         name: [
-            script,
-            "--seed",
-            str(seed),
-            ARMS[arm],
-            *flags(args.size, size, length, args.algorithm),
+            *[f"{args.algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]],
+            *flags(args.size, size, budget[size], args.algorithm),
         ]
         for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
     }
