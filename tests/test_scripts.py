@@ -53,7 +53,7 @@ def command(**settings):
     return [sys.executable, str(ROOT / "ppo_sofe.py"), *flags(**settings)]
 
 
-def shell(cwd, timeout=60, **settings):
+def shell(cwd, timeout=180, **settings):
     return subprocess.run(
         command(**settings), cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
