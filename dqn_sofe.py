@@ -149,7 +149,7 @@ class Args:
         )
 
 
-# region shared:envs
+# region shared:env_and_bonus
 def make_envs(args, num_envs):
     """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
     if args.env_id == "DeepSea-v0":
@@ -158,43 +158,6 @@ def make_envs(args, num_envs):
     return mazes.MazeVecEnv(num_envs, *maze)
 
 
-# endregion
-def make_tower(shape, args):
-    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
-    channels, height, width = shape
-    if args.network == "mlp":
-        hidden = nn.Linear(channels * height * width, args.embedding_dim)
-        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
-        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
-    layers = []
-    for _ in range(3):
-        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
-        layers += [convolution, nn.ReLU(inplace=True)]
-        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
-    linear = nn.Linear(channels * height * width, args.embedding_dim)
-    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
-
-
-class QNetwork(nn.Module):
-    """Q from the features of the observation and, with SOFE, of phi. [SB3 QNetwork]"""
-
-    def __init__(self, envs, phi_shape, args):
-        super().__init__()
-        self.obs_tower = make_tower(envs.single_observation_space.shape, args)
-        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
-        features = args.embedding_dim * (2 if args.augment else 1)
-        hidden, last = nn.Linear(64, 64), nn.Linear(64, envs.single_action_space.n)
-        self.head = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), hidden, nn.ReLU(), last)
-
-    def forward(self, obs, phi):
-        """obs (M, C, H, W) and phi (M, F, H, W) -> Q of each action (M, A)."""
-        features = self.obs_tower(obs.float())
-        if self.phi_tower is not None:
-            features = torch.cat([features, self.phi_tower(phi)], dim=1)
-        return self.head(features)
-
-
-# region shared:bonus
 # What the paper is about: count the visits, pay for them, show the counts.
 def visit(counts, table_ids, cells):
     """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
@@ -258,6 +221,41 @@ def augment(counts, table_ids, args):
 
 
 # endregion
+def make_tower(shape, args):
+    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
+    channels, height, width = shape
+    if args.network == "mlp":
+        hidden = nn.Linear(channels * height * width, args.embedding_dim)
+        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
+        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
+    layers = []
+    for _ in range(3):
+        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
+        layers += [convolution, nn.ReLU(inplace=True)]
+        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
+    linear = nn.Linear(channels * height * width, args.embedding_dim)
+    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
+
+
+class QNetwork(nn.Module):
+    """Q from the features of the observation and, with SOFE, of phi. [SB3 QNetwork]"""
+
+    def __init__(self, envs, phi_shape, args):
+        super().__init__()
+        self.obs_tower = make_tower(envs.single_observation_space.shape, args)
+        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
+        features = args.embedding_dim * (2 if args.augment else 1)
+        hidden, last = nn.Linear(64, 64), nn.Linear(64, envs.single_action_space.n)
+        self.head = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), hidden, nn.ReLU(), last)
+
+    def forward(self, obs, phi):
+        """obs (M, C, H, W) and phi (M, F, H, W) -> Q of each action (M, A)."""
+        features = self.obs_tower(obs.float())
+        if self.phi_tower is not None:
+            features = torch.cat([features, self.phi_tower(phi)], dim=1)
+        return self.head(features)
+
+
 class ReplayBuffer:
     """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
 
@@ -412,7 +410,6 @@ def main(args: Args) -> dict[str, float]:
     weights, target_weights = list(q_network.parameters()), list(target_network.parameters())
     optimizer = torch.optim.Adam(weights, args.learning_rate, fused=True)
     exploration_steps = torch.tensor(args.exploration_fraction * args.total_timesteps)
-
     kept = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, envs=envs)
     kept |= dict(counts=counts, bonus=episode_bonus, exploration_steps=exploration_steps)
     run = runs.Run(args, "dqn_sofe", envs.reachable, kept, (replay.total, replay.columns))
@@ -481,7 +478,6 @@ def main(args: Args) -> dict[str, float]:
                 nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
                 optimizer.step()
                 terms.append(loss_terms)
-
         row_done = (update + 1) % args.log_every == 0
         if row_done and terms:
             losses = {f"losses/{k}": torch.stack([x[k] for x in terms]).mean() for k in terms[0]}

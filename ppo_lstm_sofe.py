@@ -145,7 +145,7 @@ class Args:
         )
 
 
-# region shared:envs
+# region shared:env_and_bonus
 def make_envs(args, num_envs):
     """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
     if args.env_id == "DeepSea-v0":
@@ -154,8 +154,88 @@ def make_envs(args, num_envs):
     return mazes.MazeVecEnv(num_envs, *maze)
 
 
+# What the paper is about: count the visits, pay for them, show the counts.
+def visit(counts, table_ids, cells):
+    """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
+
+    counts      (R, H, W) int64   visit tables, changed in place: R = N, one per env, or 1 for all
+    table_ids   (K,)      int64   the table of each env; several envs may share one
+    cells       (K, 2)    int64   (row, column) of s'; (-1, -1), where it is no cell, adds 0
+    """
+    counts.index_put_((table_ids, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
+
+
+def fit_gaussian(counts):
+    """Mean and deviation of the one-hot maps of the cells visited, (R, H, W) each. [SOFE app:smax]
+
+    The pixels are 0 or 1: the mean is mu = N / sum N and the variance mu (1 - mu), here floored.
+    The bonus is a function of the two; how they go on also depends on sum N, which is not shown.
+    """
+    mu = counts / counts.sum((1, 2), keepdim=True)
+    return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
+
+
+def compute_bonus(counts, table_ids, cells, bonus):
+    """B(s' | phi_t): what it pays to reach s', from counts that do not hold this visit yet.
+
+    counts, table_ids, cells   as in `visit`
+    bonus                   sqrt      1 / sqrt(N_t(s') + 1)                       [SOFE sqrt_rew]
+                            salesman  1 if N_t(s') = 0, else 0                [SOFE salesman_rew]
+                            smax      -log p(s') of the Gaussian, less its smallest possible
+                                      value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
+    returns                 (K,) float32; 0 where s' is no cell
+    """
+    at_cell = (table_ids, *cells.T)
+    if bonus == "sqrt":
+        value = (counts[at_cell] + 1).rsqrt()
+    elif bonus == "salesman":
+        value = counts[at_cell] == 0
+    elif bonus == "smax":
+        # -log p sums (x - mu)^2 / (2 sigma^2) + log sigma over the map, where x is 1 at s', else 0.
+        mu, sigma = fit_gaussian(counts)
+        everywhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
+        at_s = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())  # (K,)
+        value = (everywhere[table_ids] + at_s) * SIGMA_FLOOR**2
+    else:
+        value = torch.zeros_like(table_ids)
+    return torch.where(cells[:, 0] >= 0, value, 0.0)
+
+
+def augment(counts, table_ids, args):
+    """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
+
+    counts, table_ids   as in `visit`
+    returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
+    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
+    """
+    if not args.augment:
+        return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
+    if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
+        mu, sigma = fit_gaussian(counts)
+        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
+    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
+
+
 # endregion
-# region shared:towers
+# region shared:gae_and_towers
+def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
+    """Advantages of a rollout; index t is the action at t and what came of it. [GAE eq. 16]
+
+    rewards                    (T, N)
+    values                     (T + 1, N)   the last row is V of the observation after the rollout
+    final_values               (T, N)       V of the true s' where an episode was truncated
+    terminations, truncations  (T, N) bool
+    returns                    (T, N)       add values[:T] for the targets of the critic
+    """
+    dones = terminations | truncations
+    next_values = torch.where(truncations, final_values, values[1:]).masked_fill(terminations, 0.0)
+    deltas = rewards + gamma * next_values - values[:-1]
+    advantages = torch.zeros_like(values)
+    for t in reversed(range(len(rewards))):
+        advantages[t] = deltas[t] + gamma * gae_lambda * ~dones[t] * advantages[t + 1]
+    return advantages[:-1]
+
+
 def init_layer(layer, gain=2**0.5):
     """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
     nn.init.orthogonal_(layer.weight, gain)
@@ -224,90 +304,6 @@ class Agent(nn.Module):
         return policy, self.critic(v).squeeze(2), state
 
 
-# region shared:bonus
-# What the paper is about: count the visits, pay for them, show the counts.
-def visit(counts, table_ids, cells):
-    """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
-
-    counts      (R, H, W) int64   visit tables, changed in place: R = N, one per env, or 1 for all
-    table_ids   (K,)      int64   the table of each env; several envs may share one
-    cells       (K, 2)    int64   (row, column) of s'; (-1, -1), where it is no cell, adds 0
-    """
-    counts.index_put_((table_ids, *cells.T), (cells[:, 0] >= 0).long(), accumulate=True)
-
-
-def fit_gaussian(counts):
-    """Mean and deviation of the one-hot maps of the cells visited, (R, H, W) each. [SOFE app:smax]
-
-    The pixels are 0 or 1: the mean is mu = N / sum N and the variance mu (1 - mu), here floored.
-    The bonus is a function of the two; how they go on also depends on sum N, which is not shown.
-    """
-    mu = counts / counts.sum((1, 2), keepdim=True)
-    return mu, (mu * (1 - mu)).sqrt().clamp(min=SIGMA_FLOOR)
-
-
-def compute_bonus(counts, table_ids, cells, bonus):
-    """B(s' | phi_t): what it pays to reach s', from counts that do not hold this visit yet.
-
-    counts, table_ids, cells   as in `visit`
-    bonus                   sqrt      1 / sqrt(N_t(s') + 1)                       [SOFE sqrt_rew]
-                            salesman  1 if N_t(s') = 0, else 0                [SOFE salesman_rew]
-                            smax      -log p(s') of the Gaussian, less its smallest possible
-                                      value, times SIGMA_FLOOR^2        [SOFE eq:smirl_reward]
-    returns                 (K,) float32; 0 where s' is no cell
-    """
-    at_cell = (table_ids, *cells.T)
-    if bonus == "sqrt":
-        value = (counts[at_cell] + 1).rsqrt()
-    elif bonus == "salesman":
-        value = counts[at_cell] == 0
-    elif bonus == "smax":
-        # -log p sums (x - mu)^2 / (2 sigma^2) + log sigma over the map, where x is 1 at s', else 0.
-        mu, sigma = fit_gaussian(counts)
-        everywhere = ((mu / sigma).square() / 2 + (sigma / SIGMA_FLOOR).log()).sum((1, 2))  # (R,)
-        at_s = (1 - 2 * mu[at_cell]) / (2 * sigma[at_cell].square())  # (K,)
-        value = (everywhere[table_ids] + at_s) * SIGMA_FLOOR**2
-    else:
-        value = torch.zeros_like(table_ids)
-    return torch.where(cells[:, 0] >= 0, value, 0.0)
-
-
-def augment(counts, table_ids, args):
-    """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
-
-    counts, table_ids   as in `visit`
-    returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
-    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
-    """
-    if not args.augment:
-        return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
-    if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
-        mu, sigma = fit_gaussian(counts)
-        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
-    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
-
-
-# endregion
-# region shared:gae
-def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
-    """Advantages of a rollout; index t is the action at t and what came of it. [GAE eq. 16]
-
-    rewards                    (T, N)
-    values                     (T + 1, N)   the last row is V of the observation after the rollout
-    final_values               (T, N)       V of the true s' where an episode was truncated
-    terminations, truncations  (T, N) bool
-    returns                    (T, N)       add values[:T] for the targets of the critic
-    """
-    dones = terminations | truncations
-    next_values = torch.where(truncations, final_values, values[1:]).masked_fill(terminations, 0.0)
-    deltas = rewards + gamma * next_values - values[:-1]
-    advantages = torch.zeros_like(values)
-    for t in reversed(range(len(rewards))):
-        advantages[t] = deltas[t] + gamma * gae_lambda * ~dones[t] * advantages[t + 1]
-    return advantages[:-1]
-
-
-# endregion
 def ppo_loss(agent, batch, args):
     """Loss of one minibatch of whole sequences. [PPO eq. 7 and 9; SB3 PPO.train]
 

@@ -125,10 +125,9 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
-        may_be_0 = "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda"
         runs.check_args(
             self,
-            may_be_0,
+            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma gae_lambda",
             "gamma gae_lambda",
             ("--augment and --bonus none: no statistics", self.augment and self.bonus == "none"),
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
@@ -141,7 +140,7 @@ class Args:
         )
 
 
-# region shared:envs
+# region shared:env_and_bonus
 def make_envs(args, num_envs):
     """N envs with SAME_STEP autoreset; put your own in here, README.md lists what it must give."""
     if args.env_id == "DeepSea-v0":
@@ -150,62 +149,6 @@ def make_envs(args, num_envs):
     return mazes.MazeVecEnv(num_envs, *maze)
 
 
-# endregion
-# region shared:towers
-def init_layer(layer, gain=2**0.5):
-    """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def make_tower(shape, args):
-    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
-    channels, height, width = shape
-    if args.network == "mlp":
-        hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
-        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
-        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
-    layers = []
-    for _ in range(3):
-        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
-        layers += [init_layer(convolution), nn.ReLU(inplace=True)]
-        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
-    linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
-    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
-
-
-def make_head(features, outputs, gain):
-    """Two hidden layers of 64; a linear head could only add f(obs) to g(phi). [SB3 net_arch]"""
-    first, second = init_layer(nn.Linear(features, 64)), init_layer(nn.Linear(64, 64))
-    last = init_layer(nn.Linear(64, outputs), gain)
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
-
-
-# endregion
-# region shared:agent
-class Agent(nn.Module):
-    """Policy and value heads on the features of the observation and, with SOFE, of phi."""
-
-    def __init__(self, envs, phi_shape, args):
-        super().__init__()
-        self.obs_tower = make_tower(envs.single_observation_space.shape, args)
-        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
-        features = args.embedding_dim * (2 if args.augment else 1)
-        self.actor = make_head(features, envs.single_action_space.n, 0.01)
-        self.critic = make_head(features, 1, 1.0)
-
-    def forward(self, obs, phi):
-        """obs (M, C, H, W) and phi (M, F, H, W) -> the policy and the values (M,)."""
-        features = self.obs_tower(obs.float())
-        if self.phi_tower is not None:
-            features = torch.cat([features, self.phi_tower(phi)], dim=1)
-        policy = Categorical(logits=self.actor(features), validate_args=False)
-        return policy, self.critic(features).squeeze(1)
-
-
-# endregion
-# region shared:bonus
 # What the paper is about: count the visits, pay for them, show the counts.
 def visit(counts, table_ids, cells):
     """Record that each env reached its cell. [SOFE sec:method: the update of phi is Markovian]
@@ -269,7 +212,7 @@ def augment(counts, table_ids, args):
 
 
 # endregion
-# region shared:gae
+# region shared:gae_and_towers
 def compute_gae(rewards, values, final_values, terminations, truncations, gamma, gae_lambda):
     """Advantages of a rollout; index t is the action at t and what came of it. [GAE eq. 16]
 
@@ -288,31 +231,58 @@ def compute_gae(rewards, values, final_values, terminations, truncations, gamma,
     return advantages[:-1]
 
 
+def init_layer(layer, gain=2**0.5):
+    """Orthogonal weights and zero biases. [SB3 ActorCriticPolicy]"""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def make_tower(shape, args):
+    """Features (M, D) of maps (M, C, H, W): the CNN of [SOFE app:train_details] or one layer."""
+    channels, height, width = shape
+    if args.network == "mlp":
+        hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
+        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
+        return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
+    layers = []
+    for _ in range(3):
+        convolution = nn.Conv2d(channels, args.channels, kernel_size=3, stride=2, padding=1)
+        layers += [init_layer(convolution), nn.ReLU(inplace=True)]
+        channels, height, width = args.channels, (height + 1) // 2, (width + 1) // 2
+    linear = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
+    return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU(inplace=True))
+
+
+def make_head(features, outputs, gain):
+    """Two hidden layers of 64; a linear head could only add f(obs) to g(phi). [SB3 net_arch]"""
+    first, second = init_layer(nn.Linear(features, 64)), init_layer(nn.Linear(64, 64))
+    last = init_layer(nn.Linear(64, outputs), gain)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+
 # endregion
-def ppo_loss(agent, batch, args):
-    """Loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
+# region shared:agent_and_evaluate
+class Agent(nn.Module):
+    """Policy and value heads on the features of the observation and, with SOFE, of phi."""
 
-    batch     obs (M, C, H, W), phi (M, F, H, W), actions, logprobs, advantages, returns (M,)
-    returns   loss (), and its terms and diagnostics as a dict of detached () tensors
-    """
-    policy, values = agent(batch["obs"], batch["phi"])
-    logratio = policy.log_prob(batch["actions"]) - batch["logprobs"]
-    ratio = logratio.exp()
-    advantages = batch["advantages"]
-    if args.norm_adv and len(advantages) > 1:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
-    v_loss = nn.functional.mse_loss(values, batch["returns"])
-    entropy = policy.entropy().mean()
-    loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
-    approx_kl, clipfrac = (ratio - 1 - logratio).mean(), (ratio != clipped_ratio).float().mean()
-    terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy}
-    terms |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
-    return loss, {name: term.detach() for name, term in terms.items()}
+    def __init__(self, envs, phi_shape, args):
+        super().__init__()
+        self.obs_tower = make_tower(envs.single_observation_space.shape, args)
+        self.phi_tower = make_tower(phi_shape, args) if args.augment else None
+        features = args.embedding_dim * (2 if args.augment else 1)
+        self.actor = make_head(features, envs.single_action_space.n, 0.01)
+        self.critic = make_head(features, 1, 1.0)
+
+    def forward(self, obs, phi):
+        """obs (M, C, H, W) and phi (M, F, H, W) -> the policy and the values (M,)."""
+        features = self.obs_tower(obs.float())
+        if self.phi_tower is not None:
+            features = torch.cat([features, self.phi_tower(phi)], dim=1)
+        policy = Categorical(logits=self.actor(features), validate_args=False)
+        return policy, self.critic(features).squeeze(1)
 
 
-# region shared:evaluate
 @torch.no_grad()
 def evaluate(agent, counts, args, folder=None):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
@@ -350,6 +320,28 @@ def evaluate(agent, counts, args, folder=None):
 
 
 # endregion
+def ppo_loss(agent, batch, args):
+    """Loss of one minibatch. [PPO eq. 7 and 9; SB3 PPO.train]
+
+    batch     obs (M, C, H, W), phi (M, F, H, W), actions, logprobs, advantages, returns (M,)
+    returns   loss (), and its terms and diagnostics as a dict of detached () tensors
+    """
+    policy, values = agent(batch["obs"], batch["phi"])
+    logratio = policy.log_prob(batch["actions"]) - batch["logprobs"]
+    ratio = logratio.exp()
+    advantages = batch["advantages"]
+    if args.norm_adv and len(advantages) > 1:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    v_loss, entropy = nn.functional.mse_loss(values, batch["returns"]), policy.entropy().mean()
+    loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
+    approx_kl, clipfrac = (ratio - 1 - logratio).mean(), (ratio != clipped_ratio).float().mean()
+    terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy}
+    terms |= {"approx_kl": approx_kl, "clipfrac": clipfrac}
+    return loss, {name: term.detach() for name, term in terms.items()}
+
+
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "ppo_sofe")
     device = runs.set_up(args)  # seeds and threads as well
@@ -362,7 +354,6 @@ def main(args: Args) -> dict[str, float]:
     episode_bonus = torch.zeros(N, device=device)
     agent = Agent(envs, phi_shape, args).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=1e-5, fused=True)
-
     obs_space = envs.single_observation_space
     size = np.prod(obs_space.shape) * obs_space.dtype.itemsize + 4 * np.prod(phi_shape) + 40
     runs.check_memory("rollout", B * size, device)
