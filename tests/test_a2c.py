@@ -1,7 +1,6 @@
 """A2C against stable-baselines3 and against slow sums; whole runs, repeatability, resume."""
 
 import copy
-import csv
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run_files import CSVS, quick, rows, texts  # noqa: F401, quick is a fixture
 from stable_baselines3 import A2C
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_bonuses import LEVEL, slow_bonus, slow_phi
@@ -19,7 +19,6 @@ from test_targets import PHI, OurTowers, StubEnv, fill_and_train, pairs, slow_ad
 
 import a2c_sofe
 from a2c_sofe import Agent, Args, a2c_loss
-from common import runs
 from common.mazes import MazeVecEnv
 
 ROOT = Path(__file__).parent.parent
@@ -34,27 +33,11 @@ TINY = {
     "eval_episodes": 2,
     "device": "cpu",
 }
-CSVS = ("episodes.csv", "updates.csv", "evals.csv")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One thread, and no picture of the visits, which takes half of the time of a tiny run."""
-    torch.set_num_threads(1)
-    monkeypatch.setattr(runs, "draw_visits", lambda *args: None)
 
 
 def train(tmp_path, name="run", **settings):
     args = Args(**(TINY | {"runs_dir": str(tmp_path), "run_name": name} | settings))
     return a2c_sofe.main(args), tmp_path / name
-
-
-def rows(folder, name):
-    return list(csv.DictReader((folder / name).read_text().splitlines()))
-
-
-def texts(folder, names=CSVS):
-    return {name: (folder / name).read_text() for name in names if (folder / name).exists()}
 
 
 # --- Against stable-baselines3 -------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """DQN against stable-baselines3, its replay buffer against lists, its schedules; whole runs."""
 
 import copy
-import csv
 import math
 import re
 import signal
@@ -17,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from run_files import CSVS, quick, rows, texts  # noqa: F401, quick is a fixture
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -47,27 +47,11 @@ TINY = {
     "eval_episodes": 2,
     "device": "cpu",
 }
-CSVS = ("episodes.csv", "updates.csv", "evals.csv")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One thread, and no picture of the visits, which takes half of the time of a tiny run."""
-    torch.set_num_threads(1)
-    monkeypatch.setattr(runs, "draw_visits", lambda *args: None)
 
 
 def train(tmp_path, name="run", **settings):
     args = Args(**(TINY | {"runs_dir": str(tmp_path), "run_name": name} | settings))
     return dqn_sofe.main(args), tmp_path / name
-
-
-def rows(folder, name):
-    return list(csv.DictReader((folder / name).read_text().splitlines()))
-
-
-def texts(folder, names=CSVS):
-    return {name: (folder / name).read_text() for name in names if (folder / name).exists()}
 
 
 # --- Against stable-baselines3 -------------------------------------------------------------------

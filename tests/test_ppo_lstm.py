@@ -1,7 +1,6 @@
 """Recurrent PPO against sb3-contrib and an LSTM cell written out; whole runs, resume, recall."""
 
 import copy
-import csv
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from run_files import quick, rows  # noqa: F401, quick is a fixture
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.logger import configure
@@ -19,7 +19,6 @@ from test_targets import OurTowers, StubEnv
 
 import ppo_lstm_sofe
 import ppo_sofe
-from common import runs
 from common.mazes import MazeVecEnv
 from ppo_lstm_sofe import Agent, Args, ppo_loss
 
@@ -41,20 +40,9 @@ TINY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One thread, and no picture of the visits, which takes half of the time of a tiny run."""
-    torch.set_num_threads(1)
-    monkeypatch.setattr(runs, "draw_visits", lambda *args: None)
-
-
 def train(tmp_path, name="run", **settings):
     args = Args(**(TINY | {"runs_dir": str(tmp_path), "run_name": name} | settings))
     return ppo_lstm_sofe.main(args), tmp_path / name
-
-
-def rows(folder, name):
-    return list(csv.DictReader((folder / name).read_text().splitlines()))
 
 
 # --- The network ---------------------------------------------------------------------------------

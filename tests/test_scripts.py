@@ -1,6 +1,5 @@
 """Every script end to end: each bonus and environment, repeatability, resume, signals, failures."""
 
-import csv
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run_files import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo_sofe
@@ -57,10 +57,6 @@ def shell(cwd, timeout=180, **settings):
     return subprocess.run(
         command(**settings), cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
-
-
-def rows(folder, name):
-    return list(csv.DictReader((folder / name).read_text().splitlines()))
 
 
 # --- What a run does and writes ------------------------------------------------------------------
