@@ -116,7 +116,7 @@ def main():
     _, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
-    bonuses = ("sqrt",) if args.size == "small" and args.algorithm != "ppo" else BONUSES
+    bonuses = ("sqrt",) if args.size != "paper" and args.algorithm != "ppo" else BONUSES
     runs = names(args.algorithm, bonuses, seeds, prefix)
     launch(jobs(args.algorithm, args.size, steps, limit, runs), args.jobs)
     bins = 4 if args.size == "smoke" else 15  # each holds the ends of some episodes

@@ -18,7 +18,7 @@ import experiments  # noqa: E402
     ("file", "flags", "table", "num_rows"),
     [
         ("fig_coverage.py", [], "coverage_ppo_maze1", 2 * 2 * 4),
-        ("fig_coverage.py", ["--algorithm", "a2c"], "coverage_a2c_maze1", 2 * 2 * 4),
+        ("fig_coverage.py", ["--algorithm", "a2c"], "coverage_a2c_maze1", 2 * 4),
         ("table_deepsea.py", [], "table_deepsea_ppo", 2),
         ("table_deepsea.py", ["--algorithm", "dqn"], "table_deepsea_dqn", 2),
         ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),

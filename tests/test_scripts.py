@@ -53,7 +53,7 @@ def command(**settings):
     return [sys.executable, str(ROOT / "ppo_sofe.py"), *flags(**settings)]
 
 
-def shell(cwd, timeout=180, **settings):
+def shell(cwd, timeout=60, **settings):
     return subprocess.run(
         command(**settings), cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
@@ -298,7 +298,7 @@ def test_a_finished_run_can_be_evaluated_again(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path, number):
     settings = TINY | {
-        "total_timesteps": 4800,
+        "total_timesteps": 2400,
         "augment": True,
         "engine": "auto",
         "eval_episodes": 0,
@@ -322,7 +322,7 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path, number):
     assert process.returncode == 128 + number
     assert len(error.strip().splitlines()) == 1 and "--resume" in error
     done = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["global_step"]
-    assert 0 < done < 3200
+    assert 0 < done < 1600
 
     resumed = shell(tmp_path, resume=tmp_path / "cut")
     assert resumed.returncode == 0, resumed.stderr
@@ -332,7 +332,7 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path, number):
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
-    settings = TINY | {"total_timesteps": 3200, "checkpoint_every": 160, "eval_episodes": 0}
+    settings = TINY | {"total_timesteps": 1600, "checkpoint_every": 160, "eval_episodes": 0}
     process = subprocess.Popen(
         command(**settings, runs_dir=tmp_path, run_name="cut"),
         cwd=tmp_path,
