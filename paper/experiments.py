@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -30,6 +31,10 @@ sys.path.insert(0, str(ROOT))
 
 from common.runs import RESUMABLE, process_in  # noqa: E402
 
+ARMS = {  # flag, label and color of the arms of a figure
+    "sofe": ("--augment", "with SOFE", "tab:red"),
+    "plain": ("--no-augment", "without", "tab:blue"),
+}
 # The CPU setting of README.md for the mazes; the paper's own is what the scripts have as defaults.
 SMALL_NETWORK = ["--beta", "0.1", "--channels", "16", "--embedding-dim", "128"]
 SMALL = {
@@ -195,3 +200,74 @@ def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RES
         writer.writerow(header)
         writer.writerows(rows)
     return folder / f"{name}.csv"
+
+
+def coverage_curves(
+    runs: dict[tuple[str, str], list[str]], steps: int, bins: int
+) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
+    """Coverage of the episodes of each run over training.
+
+    runs      (bonus, arm) -> names of the runs, one of each seed
+    returns   right edges of the bins in steps (bins,), and (bonus, arm) -> (seeds, bins) float64
+    """
+    edges = np.linspace(0, steps, bins + 1)
+    curves = {}
+    for key, of_seeds in runs.items():
+        episodes = [read(name) for name in of_seeds]
+        curves[key] = np.array([bin_means(e["step"], e["coverage"], edges) for e in episodes])
+    return edges[1:], curves
+
+
+def write_curves(name: str, edges, curves, committed: bool) -> tuple[Path, Path]:
+    """Write curves as CSV; returns its path and that of the figure, in paper/ or else in RUNS."""
+    rows = [
+        [bonus, arm, seed, int(edge), f"{value:.5f}"]
+        for (bonus, arm), array in curves.items()
+        for seed, curve in enumerate(array, 1)
+        for edge, value in zip(edges, curve, strict=True)
+    ]
+    results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
+    path = write_csv(name, ["bonus", "arm", "seed", "step", "coverage"], rows, results)
+    return path, figures / f"{name}.png"
+
+
+def draw_curves(path: Path, edges, curves, lines: dict[str, float], caption: str) -> None:
+    """Draw coverage over training, a panel for each bonus.
+
+    lines   what else to compare with: label -> coverage
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bonuses = list(dict.fromkeys(bonus for bonus, _ in curves))
+    size = {"figsize": (4.5 * len(bonuses), 4.2), "sharey": True, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(bonuses), squeeze=False, **size)
+    axes = axes[0]
+    for ax, bonus in zip(axes, bonuses, strict=True):
+        for arm, (_, label, color) in ARMS.items():
+            shown = ~np.isnan(curves[bonus, arm]).any(0)
+            middle, low, high = iqm_interval(curves[bonus, arm][:, shown])
+            ax.plot(edges[shown], middle, color=color, label=label)
+            ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
+        for style, (label, value) in zip(("--", ":"), lines.items(), strict=False):
+            ax.axhline(value, color="gray", linestyle=style, label=label)
+        ax.set(title=f"{bonus} bonus", xlabel="environment steps", ylim=(0, 1.05))
+        ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("coverage of an episode")
+    axes[0].legend(loc="upper left")
+    words = textwrap.wrap(caption, 78 * len(bonuses), break_on_hyphens=False)
+    figure.supxlabel("\n".join(words), fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def print_last(curves) -> None:
+    """Print the coverage of the last tenth of training of each arm."""
+    for (bonus, arm), array in curves.items():
+        last = np.nanmean(array[:, -max(1, array.shape[1] // 10) :], axis=1)
+        middle, low, high = iqm_interval(last[:, None])
+        print(f"{bonus:9s} {arm:6s} coverage {middle[0]:.3f} [{low[0]:.3f}, {high[0]:.3f}]")
