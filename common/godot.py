@@ -235,14 +235,14 @@ def cells_of(places: np.ndarray, description: dict[str, Any]) -> np.ndarray:
     return cells.clip(0, int(size / bin_size) - 1)
 
 
-def _neighbours(grid: np.ndarray, diagonal: bool, combine: Any) -> np.ndarray:
-    """Combine each cell with its 4 neighbours, or all 8; the border is blocked and stays out."""
+def _highest_near(grid: np.ndarray, diagonal: bool) -> np.ndarray:
+    """The largest value of each cell and its four neighbours, or all eight."""
     result = grid.copy()
-    result[1:] = combine(result[1:], grid[:-1])
-    result[:-1] = combine(result[:-1], grid[1:])
+    np.maximum(result[1:], grid[:-1], out=result[1:])
+    np.maximum(result[:-1], grid[1:], out=result[:-1])
     rows = result.copy() if diagonal else grid
-    result[:, 1:] = combine(result[:, 1:], rows[:, :-1])
-    result[:, :-1] = combine(result[:, :-1], rows[:, 1:])
+    np.maximum(result[:, 1:], rows[:, :-1], out=result[:, 1:])
+    np.maximum(result[:, :-1], rows[:, 1:], out=result[:, :-1])
     return result
 
 
@@ -271,7 +271,7 @@ def find_reachable(description: dict[str, Any], slack: float = 0.0) -> np.ndarra
         high = np.searchsorted(middles, [z1 + margin, x1 + margin])
         return slice(low[0], high[0]), slice(low[1], high[1])
 
-    heights = np.full((len(middles),) * 2, np.inf)  # beyond the outer walls: never
+    heights = np.full((len(middles),) * 2, 1e3, np.float32)  # at the outer walls: never
     heights[inside([-half, -half, half, half], -rules["radius"])] = 0
     solids = [[*wall, description["wall_height"]] for wall in description["walls"]]
     for solid in solids + description["platforms"]:
@@ -289,33 +289,34 @@ def find_reachable(description: dict[str, Any], slack: float = 0.0) -> np.ndarra
     dry = ~zones["water"] & ~zones["pads"]
     takeoffs = [(jump, dry), (water, zones["water"]), (pad, zones["pads"])]
 
+    # Whether one may walk from a cell to the next row or column, and back.
+    level = [np.abs(np.diff(heights, axis=axis)) <= STEP_UP for axis in (0, 1)]
+    down = level[0] & ~zones["lava"][1:], level[0] & ~zones["lava"][:-1]
+    across = level[1] & ~zones["lava"][:, 1:], level[1] & ~zones["lava"][:, :-1]
+
     standing = np.zeros(heights.shape, bool)
-    standing[
-        np.searchsorted(middles, description["spawn"][1]),
-        np.searchsorted(middles, description["spawn"][0]),
-    ] = True
+    column, row = np.searchsorted(middles, description["spawn"])
+    standing[row, column] = True
     entered = standing.copy()
     before = 0
-    while standing.sum() > before:
-        before = standing.sum()
-        walked = 0
-        while standing.sum() > walked:
-            walked = standing.sum()
-            for axis in (0, 1):
-                for shift in (1, -1):
-                    level = np.abs(heights - np.roll(heights, shift, axis)) <= STEP_UP
-                    standing |= np.roll(standing, shift, axis) & level & ~zones["lava"]
+    while (count := np.count_nonzero(standing)) > before:
+        before, walked = count, 0
+        while (count := np.count_nonzero(standing)) > walked:
+            walked = count
+            standing[1:] |= standing[:-1] & down[0]
+            standing[:-1] |= standing[1:] & down[1]
+            standing[:, 1:] |= standing[:, :-1] & across[0]
+            standing[:, :-1] |= standing[:, 1:] & across[1]
         for speed, cells in takeoffs:
-            speed *= 1 + slack
             flying = np.where(standing & cells, heights, -np.inf)  # the height it took off from
             step = 0
-            while np.isfinite(flying).any():
+            while (flying > -np.inf).any():
                 step += 1
                 time_up = step * seconds
-                rise = speed * time_up - rules["gravity"] * time_up**2 / 2
-                flying = _neighbours(flying, step % 2 == 0, np.maximum)
-                flying[flying + rise < heights - STEP_UP] = -np.inf
-                over = np.isfinite(flying)
+                rise = speed * (1 + slack) * time_up - rules["gravity"] * time_up**2 / 2
+                flying = _highest_near(flying, diagonal=step % 2 == 0)
+                flying[flying < heights - (rise + STEP_UP)] = -np.inf
+                over = flying > -np.inf
                 entered |= over
                 standing |= over & ~zones["lava"]
     bins = int(description["size"] / description["bin"])
