@@ -9,6 +9,7 @@ draws a picture.
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -100,6 +101,7 @@ class Engine:
         self.process: subprocess.Popen | None = None
         self.connection: socket.socket | None = None
         self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
+        self.holder: threading.Thread | None = None
         self.over = threading.Event()
         try:
             with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
@@ -139,7 +141,8 @@ class Engine:
             started.set()
             self.over.wait()
 
-        threading.Thread(target=hold, name="engine", daemon=True).start()
+        self.holder = threading.Thread(target=hold, name="engine", daemon=True)
+        self.holder.start()
         started.wait()
         if failures:
             raise EngineError(f"{path} does not start ({failures[0].strerror}); {NO_ENGINE}")
@@ -222,6 +225,8 @@ class Engine:
                 self.process.kill()
                 self.process.wait()
         self.over.set()
+        if self.holder is not None:
+            self.holder.join()
         self.log.close()
 
 
@@ -330,6 +335,14 @@ def find_reachable(description: dict[str, Any], slack: float = 0.0) -> np.ndarra
     return entered.reshape(bins, len(middles) // bins, bins, -1).any((1, 3))
 
 
+@functools.cache
+def _reachable_in(map_text: str) -> np.ndarray:
+    """`find_reachable`, computed once per map and process; not to be changed."""
+    reachable = find_reachable(json.loads(map_text))
+    reachable.flags.writeable = False
+    return reachable
+
+
 def draw_map(axes: Any, description: dict[str, Any], reachable: np.ndarray | None = None) -> None:
     """Draw the map from above with matplotlib: x to the right, z down, in metres.
 
@@ -424,7 +437,7 @@ class GodotVecEnv(gym.vector.VectorEnv):
         self.num_envs, self.max_steps, self.render_mode = num_envs, max_steps, render_mode
         self.engine = Engine(num_envs, action_repeat, engine_path, timeout)
         self.map, self.rays = self.engine.hello["map"], self.engine.hello["rays"]
-        self.reachable = find_reachable(self.map)
+        self.reachable = _reachable_in(json.dumps(self.map))  # (24, 24)
         size = self.rays * (1 + KINDS.shape[1]) + STATE + 1
         # Beyond 1 only where an avatar falls fast.
         self.single_observation_space = gym.spaces.Box(-2, 2, (size,), np.float32)
