@@ -139,6 +139,11 @@ def test_the_flood_fill_on_maps_that_one_can_check_by_hand():
     assert not find_reachable(MAP | empty | {"platforms": [[*ledge, 6]], "pads": pads})[:9].any()
     deep = {"water": [[-60, -20, 60, 30]], "lava": [[-60, -25, 60, -20]]}
     assert find_reachable(MAP | empty | deep)[:6].sum() == 0  # a jump out of water is weak
+    for gap, crossed in ((5.5, True), (6.5, False)):  # along and across: 7.8 and 9.2 m
+        x, z = -50 + gap, 50 - gap  # between two places, all else is lava
+        lava = [[-60, -60, x, 50], [-60, 50, -55, 60], [-55, 55, -50, 60], [-50, 50, x, 60]]
+        reachable = find_reachable(MAP | empty | {"lava": [*lava, [x, z, 60, 60]]})
+        assert reachable[0, 23] == crossed and reachable[22, 1]
 
 
 # From the start to somewhere that walking alone does not lead: (x, z) to walk to, and whether to
@@ -643,7 +648,7 @@ def test_the_engine_is_found_by_its_path(make):
 
 
 SCRIPT = """
-import sys, threading, time
+import signal, sys, threading, time
 import numpy as np
 from common.godot import GodotVecEnv
 made = []
@@ -659,6 +664,12 @@ envs.reset(seed=0)
 time.sleep(0.3)
 envs.step(np.zeros((2, 3)))
 print(envs.engine.process.pid, flush=True)
+if "ctrl-c" in sys.argv:
+    signal.signal(signal.SIGINT, lambda *_: None)
+    print("ready", flush=True)
+    signal.pause()
+    envs.step(np.zeros((2, 3)))
+    print("still here", flush=True)
 if "leave" in sys.argv: sys.exit()
 if "error" in sys.argv: raise RuntimeError
 time.sleep(60)
@@ -672,6 +683,7 @@ def run_script(*words):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     )
     return python, int(python.stdout.readline())
 
@@ -699,6 +711,16 @@ def test_the_engine_goes_with_python_by_any_way(way):
     assert wait_until(lambda: is_gone(pid), 3)
 
 
+def test_ctrl_c_is_for_python_alone():
+    """A terminal sends it to all processes of the group; a run still has to save its state."""
+    python, pid = run_script("ctrl-c", "leave")
+    assert python.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    os.killpg(python.pid, signal.SIGINT)
+    assert python.communicate(timeout=10)[0] == "still here\n"
+    assert wait_until(lambda: is_gone(pid), 3)
+
+
 def test_twenty_starts_and_stops_leave_nothing_behind():
     us = psutil.Process()
 
@@ -720,9 +742,17 @@ def test_twenty_starts_and_stops_leave_nothing_behind():
     assert held() == before and all(is_gone(pid) for pid in pids)
 
 
-def test_the_port_is_open_to_this_machine_alone_and_closed_once_connected(make):
-    envs = make()
-    (address, port), _ = envs.engine.connection.getsockname(), None
-    assert address == "127.0.0.1"
+def test_the_port_is_open_to_this_machine_alone_and_closed_once_connected(make, monkeypatch):
+    addresses, create_server = [], socket.create_server
+
+    def recorder(*args, **kwargs):
+        server = create_server(*args, **kwargs)
+        addresses.append(server.getsockname())
+        return server
+
+    monkeypatch.setattr(socket, "create_server", recorder)
+    make()
+    [(host, port)] = addresses
+    assert host == "127.0.0.1"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
+        socket.create_connection((host, port), timeout=1)
