@@ -66,6 +66,22 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"error: {message}")
 
 
+@contextlib.contextmanager
+def in_one_line(kind: type[Exception]):
+    """Decorate a script's main: an error of this kind ends the program with one line.
+
+    The run, where there is one by then, saves its last complete state first.
+    """
+    Run.going_on = None
+    try:
+        yield
+    except kind as error:
+        line = " ".join(str(error).split())
+        if Run.going_on is not None:
+            Run.going_on._leave(f"error: {line}")
+        fail(line)
+
+
 def check_args(
     args: Any, but_zero_is_fine_for: str, at_most_1: str, *rules: tuple[str, bool]
 ) -> None:
@@ -258,7 +274,10 @@ class Run:
     folder    Path           absolute: an environment that changes the working directory is harmless
     visits    (H, W) int64   how often each cell was reached or started from in the whole run
     start_step  int          env steps done before: 0, or where --resume goes on
+    going_on  Run | None     of the class: the run of this process that has not ended
     """
+
+    going_on: "Run | None" = None
 
     def __init__(
         self,
@@ -318,6 +337,7 @@ class Run:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
         atexit.register(self._at_exit)
+        Run.going_on = self
         print(f"run folder: {self.folder}", flush=True)
         if self.start_step:
             print(f"resumed at step {self.start_step}", flush=True)
@@ -333,7 +353,8 @@ class Run:
             stems = [re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]]
         else:
             arm = "sofe" if self.args.augment else "plain"
-            name = f"{self.script.removesuffix('_sofe')}-{self.args.env_id}-{self.args.bonus}-{arm}"
+            words = [self.script.replace("_sofe", ""), getattr(self.args, "env_id", "")]
+            name = "-".join([*filter(None, words), self.args.bonus, arm])
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:45]
             stem = f"{name}-seed{self.args.seed}" + time.strftime("-%Y%m%d-%H%M%S")
             stems = [stem] + [f"{stem}-{count}" for count in range(2, 1000)]
@@ -621,6 +642,8 @@ class Run:
                 else:
                     raise ValueError(f"shape {list(saved.shape)}, not {list(item.shape)}")
             except (KeyError, ValueError, RuntimeError) as error:
+                if type(error) not in (KeyError, ValueError, RuntimeError):
+                    raise  # a dead engine's: the state is not to blame
                 reason = " ".join(str(error).split())[:200]
                 fail(f"{path} does not fit this script, {name}: {reason}; start the run anew")
         if self.ring is not None:
@@ -658,6 +681,7 @@ class Run:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+        Run.going_on = None
         (self.folder / "lock").unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
