@@ -64,6 +64,8 @@ class Args:
     # Environment
     max_steps: int = 1000
     """time limit of an episode in steps, a truncation"""
+    action_repeat: int = 8
+    """ticks of 1/60 s that an action is held for: the length of a step"""
     engine_path: str | None = None
     """program of the engine, Godot 3 (None: godot3-server or godot3, where the shell finds it)"""
     # Algorithm: [SB3 SAC]; network of phi as in [SOFE app:train_details]
@@ -118,7 +120,7 @@ class Args:
 
 def make_envs(args, num_envs):
     """N agents in an engine of their own, with SAME_STEP autoreset; put your own envs in here."""
-    return godot.GodotVecEnv(num_envs, args.max_steps, engine_path=args.engine_path)
+    return godot.GodotVecEnv(num_envs, args.max_steps, args.action_repeat, args.engine_path)
 
 
 # What the paper is about: count the visits, pay for them, show the counts. As in the other scripts,
@@ -329,9 +331,10 @@ def actor_loss(critic, alpha, batch, actions, logprobs):
     return (alpha * logprobs - critic(batch["obs"], batch["phi"], actions).amin(1)).mean()
 
 
-def alpha_loss(log_alpha, logprobs):
-    """Raises the temperature where the entropy is below its target, -A = -3. [SAC+; SB3 SAC.train]"""
-    return -log_alpha * (logprobs.detach().mean() - 3)
+def alpha_loss(log_alpha, logprobs, target_entropy):
+    """Its gradient raises the temperature where the entropy is below its target. [SAC+]"""
+    entropy = -logprobs.detach().mean()
+    return log_alpha * (entropy - target_entropy)
 
 
 def descend(optimizer, loss):
@@ -383,6 +386,7 @@ def main(args: Args) -> dict[str, float]:
     to_device = partial(torch.as_tensor, device=device)
     N = args.num_envs
     envs = make_envs(args, N)
+    A = envs.single_action_space.shape[0]  # the target entropy is -A [SB3 SAC.target_entropy]
     table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
     counts = torch.zeros(int(table_ids[-1]) + 1, *envs.reachable.shape, device=device).long()
     phi_shape = augment(counts, table_ids, args).shape[1:]
@@ -412,7 +416,7 @@ def main(args: Args) -> dict[str, float]:
         if update % args.log_every == 0:
             run.checkpoint(global_step)
             terms, bonuses = [], []
-        noise = torch.randn(N, *envs.single_action_space.shape, device=device)
+        noise = torch.randn(N, A, device=device)
         if global_step < args.learning_starts:
             actions = torch.rand_like(noise) * 2 - 1
         else:
@@ -452,9 +456,9 @@ def main(args: Args) -> dict[str, float]:
 
         for _ in range(args.gradient_steps if global_step > args.learning_starts else 0):
             batch, alpha = replay.sample(args.minibatch_size, device), log_alpha.detach().exp()
-            noise, next_noise = torch.randn(2, *batch["actions"].shape, device=device)
+            noise, next_noise = torch.randn(2, args.minibatch_size, A, device=device)
             actions, logprobs = squash(*actor(batch["obs"], batch["phi"]), noise)
-            loss = alpha_loss(log_alpha, logprobs)
+            loss = alpha_loss(log_alpha, logprobs, target_entropy=-A)
             descend(optimizers["alpha_optimizer"], loss)
             qf_loss, q = critic_loss(critic, critic_target, actor, alpha, batch, next_noise)
             descend(optimizers["critic_optimizer"], qf_loss)
@@ -477,7 +481,7 @@ def main(args: Args) -> dict[str, float]:
     run.checkpoint(global_step, write=True)
     metrics = evaluate(actor, counts, args) if args.eval_episodes else {}
     envs.close()
-    run.finish(global_step, metrics)
+    run.finish(global_step, metrics, lambda axes: godot.draw_map(axes, envs.map, envs.reachable))
     return metrics
 
 

@@ -32,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -249,22 +250,35 @@ class GifRecorder(VectorWrapper):
         self.env.close(**kwargs)
 
 
-def draw_visits(path: Path, visits: np.ndarray, reachable: np.ndarray, title: str) -> None:
+def draw_visits(
+    path: Path,
+    visits: np.ndarray,
+    reachable: np.ndarray,
+    title: str,
+    draw_map: Callable[[Any], None] | None = None,
+) -> None:
     """Draw how often each cell was visited as a heatmap over the map.
 
-    visits      (H, W) int    cells that cannot be reached are drawn black, unvisited ones white
+    visits      (H, W) int
     reachable   (H, W) bool
+    draw_map    draws the map on matplotlib Axes and sets their limits, x along the columns and y
+                down the rows (None: cells that cannot be reached are black, unvisited ones white)
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(np.where(reachable, 1.0, 0.0), cmap="gray", vmin=0, vmax=1)
-    seen = np.ma.masked_where(visits == 0, visits)
-    image = axes.imshow(seen, cmap="viridis", norm=LogNorm(1, max(2, int(visits.max()))))
+    style = {"cmap": "viridis", "norm": LogNorm(1, max(2, int(visits.max())))}
+    if draw_map is None:
+        axes.imshow(np.where(reachable, 1.0, 0.0), cmap="gray", vmin=0, vmax=1)
+        axes.set(xlabel="column", ylabel="row")
+    else:
+        draw_map(axes)
+        style |= {"extent": (*axes.get_xlim(), *axes.get_ylim()), "alpha": 0.6, "zorder": 1.5}
+    image = axes.imshow(np.ma.masked_where(visits == 0, visits), **style)
     figure.colorbar(image, label="visits in the run")
-    axes.set(title=title, xlabel="column", ylabel="row")
+    axes.set(title=title)
     figure.savefig(path, dpi=120)
 
 
@@ -697,12 +711,21 @@ class Run:
             if self._saved():
                 print(f"the last complete state is saved: --resume {self.folder}", file=sys.stderr)
 
-    def finish(self, step: int, metrics: dict[str, float]) -> None:
-        """Record the last evaluation, draw the visits, close the files, print the summary."""
+    def finish(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        draw_map: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Record the last evaluation, draw the visits, close the files, print the summary.
+
+        draw_map    of `draw_visits`
+        """
         self.log_eval(step, metrics)
         picture = self.folder / "visits.png"
         with self._writing():
-            draw_visits(picture, self.visits, self.reachable, f"{self.script}.py, {step} steps")
+            title = f"{self.script}.py, {step} steps"
+            draw_visits(picture, self.visits, self.reachable, title, draw_map)
         self.close()
         results = metrics or {"step": step}
         print("done: " + "  ".join(f"{k.split('/')[-1]} {v:.4g}" for k, v in results.items()))

@@ -26,7 +26,8 @@ class StubVecEnv(gym.vector.VectorEnv):
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (obs_dim,), np.float32)
         self.single_action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
         self.reachable = np.ones((BINS, BINS), bool)
-        self.map = {}
+        self.map = {name: [] for name in ("walls", "lava", "water", "pads", "platforms")}
+        self.map |= {"size": SIDE, "bin": BIN, "spawn": [0, 0]}
         self.state = {
             "places": np.zeros((num_envs, 2)),  # x east and z south, metres
             "headings": np.zeros(num_envs),
