@@ -91,6 +91,8 @@ class Args:
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
     """features that a tower ends in (512: the paper; 128: the CPU setting)"""
+    hidden_dim: int = 256
+    """units of each of the two layers between the towers and an output"""
     # Exploration bonus
     bonus: Literal["none", "sqrt", "salesman"] = "sqrt"
     """the intrinsic reward, see `compute_bonus`"""
@@ -195,10 +197,14 @@ class Towers(nn.Module):
         return torch.cat([features, self.phi_tower(phi)], dim=1)
 
 
-def make_head(inputs, outputs):
-    hidden = [nn.Linear(inputs, 256), nn.ReLU(inplace=True)]
-    hidden += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
-    return nn.Sequential(*hidden, nn.Linear(256, outputs))
+def make_head(inputs, outputs, args):
+    width = args.hidden_dim
+    first, second, last = (
+        nn.Linear(inputs, width),
+        nn.Linear(width, width),
+        nn.Linear(width, outputs),
+    )
+    return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True), last)
 
 
 class Actor(nn.Module):
@@ -207,7 +213,7 @@ class Actor(nn.Module):
     def __init__(self, envs, phi_shape, args):
         super().__init__()
         self.towers = Towers(envs, phi_shape, args)
-        self.head = make_head(self.towers.size, 2 * envs.single_action_space.shape[0])
+        self.head = make_head(self.towers.size, 2 * envs.single_action_space.shape[0], args)
 
     def forward(self, obs, phi):
         """obs (M, D) and phi (M, F, H, W) -> mean and log of the deviation, (M, A) each."""
@@ -222,7 +228,7 @@ class Critic(nn.Module):
         super().__init__()
         self.towers = Towers(envs, phi_shape, args)
         inputs = self.towers.size + envs.single_action_space.shape[0]
-        self.qf1, self.qf2 = make_head(inputs, 1), make_head(inputs, 1)
+        self.qf1, self.qf2 = (make_head(inputs, 1, args) for _ in range(2))
 
     def forward(self, obs, phi, actions):
         """obs (M, D), phi (M, F, H, W) and actions (M, A) -> both Q (M, 2)."""
