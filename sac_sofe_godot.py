@@ -61,7 +61,7 @@ class Args:
     """environment steps between two evaluations (0: only one at the end)"""
     track: bool = False
     """mirror the run to Weights & Biases (pip install wandb)"""
-    # Environment
+    # Environment: N agents in one map, each in its own episode, who do not meet
     max_steps: int = 1000
     """time limit of an episode in steps, a truncation"""
     action_repeat: int = 8
@@ -72,7 +72,7 @@ class Args:
     learning_rate: float = 3e-4
     """step size of Adam, for the actor, the critic and the temperature"""
     num_envs: int = 8
-    """N, agents in the map, which meet no one; an environment step is a step of one of them"""
+    """N, parallel environments"""
     buffer_size: int = 1_000_000
     """transitions in the replay buffer, summed over the envs"""
     learning_starts: int = 100

@@ -419,7 +419,7 @@ def expected_transitions(log, bonus, counts, beta, ext_coef=1.0):
         cells = np.where(ended[:, None], ends, info["cell"]).tolist()
         for env in range(N):
             value = beta * slow_bonus(tables[env], tuple(cells[env]), bonus, MAP)
-            assert phi[env].numpy() == pytest.approx(slow_phi(tables[env], bonus, MAP), abs=1e-6)
+            assert np.abs(phi[env].numpy() - slow_phi(tables[env], bonus, MAP)).max() < 1e-6
             one = {"reward": ext_coef * paid[env] + value, "action": actions[env]}
             one |= {"obs": obs[env].numpy(), "phi": phi[env].numpy(), "ended": ended[env]}
             one |= {"terminated": terminated[env], "next_obs": next_obs[env]}
@@ -454,8 +454,8 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
     def same(found, one):
         for name in ("obs", "next_obs", "phi"):
             assert np.array_equal(found[name], one[name]), name
-        assert found["next_phi"].numpy() == pytest.approx(one["next_phi"], abs=1e-6)
-        assert found["reward"] == pytest.approx(one["reward"], rel=1e-6)
+        assert np.abs(found["next_phi"].numpy() - one["next_phi"]).max() < 1e-6
+        assert abs(found["reward"] - one["reward"]) <= 1e-6 * abs(one["reward"])
         assert np.array_equal(found["action"], one["action"])
 
     for row in range(total - min(replay.R, total), total):
@@ -816,27 +816,26 @@ DRAW_VISITS = runs.draw_visits
 
 
 @needs_engine
-@pytest.mark.parametrize("who", ["python", "engine"])
-def test_a_stopped_run_saves_and_the_resumed_one_is_the_same(tmp_path, who):
+def test_a_stopped_run_saves_and_the_resumed_one_is_the_same(tmp_path):
     """SIGTERM to the run, or SIGKILL to its engine: one line, nothing left, and it goes on."""
-    settings = TINY | {"total_timesteps": 320, "augment": True, "eval_episodes": 0}
+    settings = TINY | {"total_timesteps": 240, "augment": True, "eval_episodes": 0}
     settings |= {"log_every": 4, "max_steps": 30}
-    process, children = start_and_wait(tmp_path, "cut", 6, **settings)
-    assert len(children) == 1 and "godot" in children[0].name()
-    if who == "python":
-        process.send_signal(signal.SIGTERM)
-    else:
-        children[0].kill()
-    _, error = process.communicate(timeout=20)
-    assert process.returncode == (128 + signal.SIGTERM if who == "python" else 1)
-    assert len(error.strip().splitlines()) == 1 and "--resume" in error
-    assert who == "python" or "error: the engine has gone (killed by SIGKILL)" in error
-    assert children_gone(children)
-    content = torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)
-    assert 48 <= content["global_step"] < 320
-    sac_sofe_godot.main(Args(resume=str(tmp_path / "cut")))
     _, whole = train(tmp_path, name="whole", **settings)
-    equal_runs(whole, tmp_path / "cut")
+    for who, status in (("python", 128 + signal.SIGTERM), ("engine", 1)):
+        process, children = start_and_wait(tmp_path, who, 5, **settings)
+        assert len(children) == 1 and "godot" in children[0].name()
+        (process if who == "python" else children[0]).send_signal(
+            signal.SIGTERM if who == "python" else signal.SIGKILL
+        )
+        _, error = process.communicate(timeout=20)
+        assert process.returncode == status
+        assert len(error.strip().splitlines()) == 1 and "--resume" in error
+        assert who == "python" or "error: the engine has gone (killed by SIGKILL)" in error
+        assert children_gone(children)
+        content = torch.load(tmp_path / who / "checkpoint.pt", weights_only=True)
+        assert 40 <= content["global_step"] < 240
+        sac_sofe_godot.main(Args(resume=str(tmp_path / who)))
+        equal_runs(whole, tmp_path / who)
 
 
 def one_line(result, *words):
@@ -856,17 +855,14 @@ def test_a_program_that_is_no_engine_is_one_line(tmp_path):
     program = tmp_path / "engine"
     program.write_text("#!/bin/sh\necho I am no engine\nexit 3\n")
     program.chmod(0o755)
-    line = shell(**TINY, runs_dir=tmp_path / "runs", engine_path=program)
-    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    one_line(result, "exit status 3", "I am no engine")
+    with pytest.raises(SystemExit, match=r"^error: .*exit status 3.*I am no engine$"):
+        train(tmp_path / "runs", engine_path=str(program))
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_engine_that_dies_in_the_evaluation_keeps_what_was_learned(
     tmp_path, monkeypatch, stub, capfd
 ):
-    evaluate = sac_sofe_godot.evaluate
-
     def dying(*args):
         raise godot.EngineError("the engine has gone (exit status 1)", "first\nsecond")
 
@@ -874,7 +870,7 @@ def test_an_engine_that_dies_in_the_evaluation_keeps_what_was_learned(
         patch.setattr(sac_sofe_godot, "evaluate", dying)
         with pytest.raises(SystemExit) as end:
             train(tmp_path)
-    assert end.value.code == 1 and evaluate is sac_sofe_godot.evaluate
+    assert end.value.code == 1
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and "first / second; continue with --resume" in error
     metrics = sac_sofe_godot.main(Args(resume=str(tmp_path / "run")))
