@@ -68,7 +68,7 @@ class Args:
     """ticks of 1/60 s that an action is held for: the length of a step"""
     engine_path: str | None = None
     """program of the engine, Godot 3 (None: godot3-server or godot3, where the shell finds it)"""
-    # Algorithm: [SB3 SAC]; network of phi as in [SOFE app:train_details]
+    # Algorithm, as in [SB3 SAC]; tower of phi as in [SOFE app:train_details]
     learning_rate: float = 3e-4
     """step size of Adam, for the actor, the critic and the temperature"""
     num_envs: int = 8
@@ -168,8 +168,7 @@ def augment(counts, table_ids, args):
 
 
 def make_tower(shape, args):
-    """Features (M, D) of maps (M, C, H, W) by the CNN of [SOFE app:train_details]; of (M, C): one
-    layer."""
+    """A CNN for maps (M, C, H, W), a layer for (M, C): features (M, D). [SOFE app:train_details]"""
     channels, *size = shape
     layers = []
     for _ in range(3 if size else 0):
@@ -181,8 +180,7 @@ def make_tower(shape, args):
 
 
 class Towers(nn.Module):
-    """Features of the observation and, with SOFE, of phi. The actor and the critic have each their
-    own. [SB3 share_features_extractor=False]"""
+    """Features of the observation and, with SOFE, of phi; one for the actor, one for the critic."""
 
     def __init__(self, envs, phi_shape, args):
         super().__init__()
@@ -198,13 +196,9 @@ class Towers(nn.Module):
 
 
 def make_head(inputs, outputs, args):
-    width = args.hidden_dim
-    first, second, last = (
-        nn.Linear(inputs, width),
-        nn.Linear(width, width),
-        nn.Linear(width, outputs),
-    )
-    return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True), last)
+    hidden, relu = args.hidden_dim, partial(nn.ReLU, inplace=True)
+    first, second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
+    return nn.Sequential(first, relu(), second, relu(), nn.Linear(hidden, outputs))
 
 
 class Actor(nn.Module):
@@ -404,10 +398,10 @@ def main(args: Args) -> dict[str, float]:
     weights, target_weights = list(critic.parameters()), list(critic_target.parameters())
     log_alpha = torch.zeros((), device=device, requires_grad=True)
     adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True)
-    optimizers = dict(actor_optimizer=adam(actor.parameters()), critic_optimizer=adam(weights))
-    optimizers |= dict(alpha_optimizer=adam([log_alpha]))
+    actor_adam, critic_adam, alpha_adam = adam(actor.parameters()), adam(weights), adam([log_alpha])
     kept = dict(actor=actor, critic=critic, critic_target=critic_target, envs=envs, counts=counts)
-    kept |= dict(bonus=episode_bonus, log_alpha=log_alpha.detach(), **optimizers)  # shares memory
+    kept |= dict(actor_adam=actor_adam, critic_adam=critic_adam, alpha_adam=alpha_adam)
+    kept |= dict(bonus=episode_bonus, log_alpha=log_alpha.detach())  # detached: the same memory
     run = runs.Run(args, "sac_sofe_godot", envs.reachable, kept, (replay.total, replay.columns))
     global_step = run.start_step
     if args.resume is None:
@@ -422,11 +416,12 @@ def main(args: Args) -> dict[str, float]:
         if update % args.log_every == 0:
             run.checkpoint(global_step)
             terms, bonuses = [], []
-        noise = torch.randn(N, A, device=device)
+        beta = args.beta * ((1 - update / num_updates) if args.anneal_beta else 1)
         if global_step < args.learning_starts:
-            actions = torch.rand_like(noise) * 2 - 1
+            actions = torch.rand(N, A, device=device) * 2 - 1
         else:
             with torch.no_grad():
+                noise = torch.randn(N, A, device=device)
                 actions, _ = squash(*actor(to_device(next_obs), next_phi), noise)
         actions = actions.cpu().numpy()
         replay.put(obs=next_obs, counts=counts.cpu().numpy(), actions=actions)
@@ -443,9 +438,7 @@ def main(args: Args) -> dict[str, float]:
         replay.put(next_obs=final_obs, visits=np.stack([cells, starts], axis=1))
         cells = to_device(cells)
         raw_bonus = compute_bonus(counts, table_ids, cells, args.bonus)
-        int_rewards = raw_bonus * args.beta
-        if args.anneal_beta:
-            int_rewards *= 1 - update / num_updates
+        int_rewards = beta * raw_bonus
         episode_bonus += int_rewards
         visit(counts, table_ids, cells)
         rewards = args.ext_coef * np.float32(ext_rewards) + int_rewards.cpu().numpy()
@@ -461,18 +454,19 @@ def main(args: Args) -> dict[str, float]:
         next_phi = augment(counts, table_ids, args)
 
         for _ in range(args.gradient_steps if global_step > args.learning_starts else 0):
-            batch, alpha = replay.sample(args.minibatch_size, device), log_alpha.detach().exp()
+            batch = replay.sample(args.minibatch_size, device)
+            alpha = log_alpha.detach().exp()  # before its step, as in [SB3 SAC.train]
             noise, next_noise = torch.randn(2, args.minibatch_size, A, device=device)
             actions, logprobs = squash(*actor(batch["obs"], batch["phi"]), noise)
-            loss = alpha_loss(log_alpha, logprobs, target_entropy=-A)
-            descend(optimizers["alpha_optimizer"], loss)
+            temperature_loss = alpha_loss(log_alpha, logprobs, target_entropy=-A)
+            descend(alpha_adam, temperature_loss)
             qf_loss, q = critic_loss(critic, critic_target, actor, alpha, batch, next_noise)
-            descend(optimizers["critic_optimizer"], qf_loss)
+            descend(critic_adam, qf_loss)
             pg_loss = actor_loss(critic, alpha, batch, actions, logprobs)
-            descend(optimizers["actor_optimizer"], pg_loss)
+            descend(actor_adam, pg_loss)
             torch._foreach_lerp_(target_weights, [w.detach() for w in weights], args.tau)
-            logged = dict(qf_loss=qf_loss, qf_values=q, actor_loss=pg_loss, alpha_loss=loss)
-            logged |= dict(alpha=alpha, entropy=-logprobs.mean())
+            logged = dict(qf_loss=qf_loss, qf_values=q, actor_loss=pg_loss, alpha=alpha)
+            logged |= dict(alpha_loss=temperature_loss, entropy=-logprobs.mean())
             terms.append({name: value.detach() for name, value in logged.items()})
         row_done = (update + 1) % args.log_every == 0
         if row_done and terms:
