@@ -398,7 +398,8 @@ def recorded(monkeypatch, tmp_path):
         fixed = {"num_envs": N, "learning_starts": 0, "minibatch_size": 16, "log_every": 3}
         fixed |= {"eval_episodes": 0, "augment": True, "buffer_size": 61, "total_timesteps": 252}
         fixed |= {"gradient_steps": 2, "max_steps": 7, "ext_coef": 1.0}
-        train(tmp_path, **(fixed | settings))
+        _, folder = train(tmp_path, **(fixed | settings))
+        log.episodes = rows(folder, "episodes.csv")
         log.replay = log.replay[0]
         return log
 
@@ -422,7 +423,7 @@ def expected_transitions(log, bonus, counts, beta, ext_coef=1.0):
             assert np.abs(phi[env].numpy() - slow_phi(tables[env], bonus, MAP)).max() < 1e-6
             one = {"reward": ext_coef * paid[env] + value, "action": actions[env]}
             one |= {"obs": obs[env].numpy(), "phi": phi[env].numpy(), "ended": ended[env]}
-            one |= {"terminated": terminated[env], "next_obs": next_obs[env]}
+            one |= {"terminated": terminated[env], "next_obs": next_obs[env], "bonus": value}
             transitions.append(one)
         for env in range(N):
             tables[env][tuple(cells[env])] += 1
@@ -450,6 +451,14 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
     assert replay.capacity == buffer_size // N and replay.capacity + 3 == replay.R
     ends = Counter((one["terminated"], one["ended"]) for one in transitions)
     assert ends[True, True] > 5 and ends[False, True] > 5
+
+    sums, episodes = np.zeros(N), []
+    for i, one in enumerate(transitions):
+        sums[i % N] += one["bonus"]
+        if one["ended"]:
+            episodes.append(sums[i % N])
+            sums[i % N] = 0
+    assert [float(row["bonus"]) for row in log.episodes] == pytest.approx(episodes, rel=1e-4)
 
     def same(found, one):
         for name in ("obs", "next_obs", "phi"):
