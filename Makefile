@@ -6,17 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-slow lint format benchmarks clean
+.PHONY: run test test-slow lint format benchmarks engine clean
 
 run: $(VENV)/run
 	$(BIN)/python ppo_sofe.py --bonus sqrt --augment --ext-coef 0 --beta 0.1 --ent-coef 0.01 \
 		--num-envs 32 --num-steps 128 --minibatch-size 256 --update-epochs 4 \
 		--channels 16 --embedding-dim 128 --total-timesteps 400000
 
-test: $(VENV)/dev
+test: $(VENV)/dev engine
 	$(BIN)/python -m pytest -n 2
 
-test-slow: $(VENV)/dev
+test-slow: $(VENV)/dev engine
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 lint: $(VENV)/dev
@@ -27,9 +27,14 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmarks: $(VENV)/dev
+benchmarks: $(VENV)/dev engine
 	$(BIN)/python benchmarks/env_speed.py
+	$(BIN)/python benchmarks/godot_speed.py
 	$(BIN)/python benchmarks/train_speed.py
+
+# The engine of the 3D map is a Debian package. Where it cannot be had, the tests of the map are skipped.
+engine:
+	@sh godot/install_engine.sh
 
 # The stamp files say what was installed, and are older than a requirements file that has changed.
 $(VENV)/run: requirements.txt

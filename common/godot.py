@@ -9,6 +9,7 @@ draws a picture.
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -41,8 +42,8 @@ POOL_REAL_ARRAY = 22  # Godot's number of that type
 KINDS = np.eye(5, dtype=np.float32)[:, 1:]  # nothing, solid, lava, water, pad
 FALL_SPEED = 20.0  # m/s, the unit of the vertical velocity in observations
 
-# Linux ends the engine with the thread that started it, even an engine that is stopped. The engine
-# itself ends when the connection does, which is enough where there is no Linux.
+# The engine quits by itself when the connection ends, with Python or before. An engine that is
+# stopped cannot: Linux is told to kill it together with the thread that started it.
 LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -72,7 +73,8 @@ class EngineError(RuntimeError):
 
     def __init__(self, message: str, log: str = ""):
         lines = [line.strip() for line in log.splitlines()]
-        last = " / ".join(line for line in lines[-6:] if line)[-300:]
+        lines = [line for line in lines if line and not line.startswith("Godot Engine v")]
+        last = " / ".join(lines[-6:])[-300:]
         super().__init__(f"{message}; it printed: {last}" if last else message)
         self.log = log
 
@@ -99,6 +101,7 @@ class Engine:
         self.process: subprocess.Popen | None = None
         self.connection: socket.socket | None = None
         self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
+        self.holder: threading.Thread | None = None
         self.over = threading.Event()
         try:
             with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
@@ -130,7 +133,7 @@ class Engine:
                     stdin=subprocess.DEVNULL,
                     stdout=self.log,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | {"LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"},
+                    env=os.environ | {"LANG": "en_US.UTF-8"},
                     start_new_session=True,  # Ctrl-C is for Python, which ends the engine
                 )
             except OSError as error:
@@ -138,7 +141,8 @@ class Engine:
             started.set()
             self.over.wait()
 
-        threading.Thread(target=hold, name="engine", daemon=True).start()
+        self.holder = threading.Thread(target=hold, name="engine", daemon=True)
+        self.holder.start()
         started.wait()
         if failures:
             raise EngineError(f"{path} does not start ({failures[0].strerror}); {NO_ENGINE}")
@@ -221,6 +225,8 @@ class Engine:
                 self.process.kill()
                 self.process.wait()
         self.over.set()
+        if self.holder is not None:
+            self.holder.join()
         self.log.close()
 
 
@@ -244,6 +250,11 @@ def _highest_near(grid: np.ndarray, diagonal: bool) -> np.ndarray:
     np.maximum(result[:, 1:], rows[:, :-1], out=result[:, 1:])
     np.maximum(result[:, :-1], rows[:, 1:], out=result[:, :-1])
     return result
+
+
+def load_map() -> dict[str, Any]:
+    """The content of godot/map.json."""
+    return json.loads((PROJECT / "map.json").read_text())
 
 
 def find_reachable(description: dict[str, Any], slack: float = 0.0) -> np.ndarray:
@@ -324,53 +335,59 @@ def find_reachable(description: dict[str, Any], slack: float = 0.0) -> np.ndarra
     return entered.reshape(bins, len(middles) // bins, bins, -1).any((1, 3))
 
 
+@functools.cache
+def _reachable_in(map_text: str) -> np.ndarray:
+    """`find_reachable`, computed once per map and process; not to be changed."""
+    reachable = find_reachable(json.loads(map_text))
+    reachable.flags.writeable = False
+    return reachable
+
+
 def draw_map(axes: Any, description: dict[str, Any], reachable: np.ndarray | None = None) -> None:
     """Draw the map from above with matplotlib: x to the right, z down, in metres.
 
-    axes          a matplotlib Axes
-    description   dict             `GodotVecEnv.map`, the content of godot/map.json
-    reachable     (rows, columns) bool    bins that are not are hatched (None: compute it)
+    axes          a matplotlib Axes; its legend() has a name for everything drawn
+    description   dict                    `GodotVecEnv.map`, the content of godot/map.json
+    reachable     (rows, columns) bool    the other bins are hatched (None: compute it)
+
+    A heatmap of bins goes over it with `axes.imshow(..., extent=(-60, 60, 60, -60), zorder=2)`.
     """
     from matplotlib.patches import Rectangle
 
     half, bin_size = description["size"] / 2, description["bin"]
 
-    def draw(rectangle: list[float], **style: Any) -> None:
-        x0, z0, x1, z1 = rectangle[:4]
-        axes.add_patch(Rectangle((x0, z0), x1 - x0, z1 - z0, **style))
+    def draw(rectangles: list[list[float]], label: str, **style: Any) -> None:
+        for x0, z0, x1, z1, *_ in rectangles:
+            axes.add_patch(Rectangle((x0, z0), x1 - x0, z1 - z0, label=label, **style))
+            label = "_"  # the first is enough for a legend
 
-    reachable = find_reachable(description) if reachable is None else reachable
-    for name in ("water", "lava"):
-        for zone in description[name]:
-            draw(zone, facecolor=COLORS[name], linewidth=0)
+    draw(description["water"], "water", facecolor=COLORS["water"])
+    draw(description["lava"], "lava", facecolor=COLORS["lava"])
     highest = max((platform[4] for platform in description["platforms"]), default=1)
-    for platform in description["platforms"]:
-        shade = 0.9 - 0.35 * platform[4] / highest
-        draw(platform, facecolor=(shade, shade * 0.92, shade * 0.75), edgecolor="#7a6a45")
-        middle = (platform[0] + platform[2]) / 2, (platform[1] + platform[3]) / 2
-        axes.text(*middle, f"{platform[4]:g}", ha="center", va="center", fontsize=7)
-    for pad in description["pads"]:
-        draw(pad, facecolor=COLORS["pads"], edgecolor="black", linewidth=0.6)
-    for wall in description["walls"]:
-        draw(wall, facecolor=COLORS["wall"], linewidth=0)
-    for row, column in np.argwhere(~reachable):
-        x0, z0 = column * bin_size - half, row * bin_size - half
-        draw(
-            [x0, z0, x0 + bin_size, z0 + bin_size],
-            facecolor="none",
-            edgecolor="#9a9a9a",
-            hatch="////",
-            linewidth=0,
-        )
-    axes.plot(*description["spawn"], marker="*", color="black", markersize=9)
+    label = "platform, height in m"
+    for platform in sorted(description["platforms"], key=lambda platform: -platform[4]):
+        shade = 0.95 - 0.3 * platform[4] / highest
+        color = (shade, shade * 0.88, shade * 0.65)
+        draw([platform], label, facecolor=color, edgecolor="#7a6a45", linewidth=0.6)
+        x, z = (platform[0] + platform[2]) / 2, (platform[1] + platform[3]) / 2
+        axes.text(x, z, f"{platform[4]:g}", ha="center", va="center", fontsize=7, clip_on=True)
+        label = "_"
+    draw(description["pads"], "jump pad", facecolor=COLORS["pads"], edgecolor="black")
+    draw(description["walls"], "wall", facecolor=COLORS["wall"])
+    reachable = find_reachable(description) if reachable is None else reachable
+    corners = np.argwhere(~reachable)[:, ::-1] * bin_size - half
+    bins = np.concatenate([corners, corners + bin_size], 1).tolist()
+    style = {"facecolor": "none", "edgecolor": COLORS["unreachable"], "linewidth": 0}
+    draw(bins, "bin out of reach", hatch="////", **style)
+    axes.plot(*description["spawn"], "*", color="black", markersize=9, label="start")
     axes.set(xlim=(-half, half), ylim=(half, -half), aspect="equal", xlabel="x, m", ylabel="z, m")
 
 
 class GodotVecEnv(gym.vector.VectorEnv):
     """N avatars in one 3D map of 120 x 120 m, each in an episode of its own. [SOFE app:env_details]
 
-    Source        our own map (godot/map.json), after the description in SOFE app:env_details: walls,
-                  rooms, corridors, platforms that only jump pads reach, lava, water; Godot 3, Bullet
+    Source        our own map (godot/map.json), after the description in SOFE app:env_details:
+                  rooms, corridors, platforms that only jump pads reach, lava, water; Bullet
     Observation   (129,) float32 in about [-1, 1]: of 24 rays the distance to what they hit / 30 m
                   and whether it is solid, lava, water, pad (16 level ones all round from straight
                   ahead to the right, 8 that slope down to the ground 4 m away); velocity x, y, z
@@ -378,7 +395,7 @@ class GodotVecEnv(gym.vector.VectorEnv):
     Actions       3 in [-1, 1]: run forward or back at up to 12 m/s; turn right or left at up to
                   3 rad/s; jump where > 0 and on the ground. Each is held for `action_repeat` ticks
                   of 1/60 s. Values beyond are clipped.
-    Dynamics      water slows running and jumping to 0.4; a pad throws up whoever steps on it, to 5 m,
+    Dynamics      water slows running and jumping to 0.4; a pad throws whoever steps on it 5 m up,
                   an ordinary jump gets to 1.3 m; an avatar steers in the air as on the ground.
                   Avatars do not touch or see each other.
     Reward        0 everywhere: the measure is coverage, the share of reachable bins visited
@@ -393,8 +410,8 @@ class GodotVecEnv(gym.vector.VectorEnv):
     reachable                          (24, 24) bool   the bins that count for coverage
     map                                dict            the content of godot/map.json
 
-    Every method may raise EngineError; after that only `close` is left. The same seed and actions
-    give the same trajectory, bit for bit, in any process on the same machine.
+    Any method may raise EngineError; after that only `close` is left. The same seed and actions
+    give the same trajectory, bit for bit, in another process and after `set_state`.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
@@ -420,7 +437,7 @@ class GodotVecEnv(gym.vector.VectorEnv):
         self.num_envs, self.max_steps, self.render_mode = num_envs, max_steps, render_mode
         self.engine = Engine(num_envs, action_repeat, engine_path, timeout)
         self.map, self.rays = self.engine.hello["map"], self.engine.hello["rays"]
-        self.reachable = find_reachable(self.map)
+        self.reachable = _reachable_in(json.dumps(self.map))  # (24, 24)
         size = self.rays * (1 + KINDS.shape[1]) + STATE + 1
         # Beyond 1 only where an avatar falls fast.
         self.single_observation_space = gym.spaces.Box(-2, 2, (size,), np.float32)

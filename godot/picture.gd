@@ -10,14 +10,12 @@ const FRAMES = 5  # until everything is drawn
 
 var world
 var path = ""
-var view = ""
 var frames = 0
 
 
-func setup(a_world, a_path, a_view):
+func setup(a_world, a_path):
 	world = a_world
 	path = a_path
-	view = a_view
 
 
 func _ready():
@@ -37,13 +35,8 @@ func _ready():
 
 	var camera = Camera.new()
 	camera.far = 500
-	if view == "whole":
-		camera.fov = 50
-		camera.look_at_from_position(Vector3(0, 105, 110), Vector3(0, 0, 6), Vector3.UP)
-	else:  # from behind an avatar at the start
-		var start = Vector3(world.map.spawn[0], 0, world.map.spawn[1])
-		camera.look_at_from_position(
-			start + Vector3(-4, 5, 6), start + Vector3(6, 0, -8), Vector3.UP)
+	camera.fov = 38
+	camera.look_at_from_position(Vector3(0, 140, 100), Vector3(0, 0, 3), Vector3.UP)
 	camera.current = true
 	add_child(camera)
 
