@@ -1,11 +1,12 @@
 """Training speed of the scripts beside stable-baselines3.
 
-    python benchmarks/train_speed.py                       # all four, half an hour
+    python benchmarks/train_speed.py                       # all five, 40 minutes
     python benchmarks/train_speed.py --algorithms a2c dqn --rounds 1
 
-The peer is PPO, A2C or DQN of stable-baselines3, or RecurrentPPO of sb3-contrib, with the same
+The peer is PPO, A2C, DQN or SAC of stable-baselines3, or RecurrentPPO of sb3-contrib, with the same
 network, hyperparameters, mazes, bonus and (with SOFE) statistics, which it gets as a second key of
-its observation from a vector environment written the usual way, in numpy. Both train with one
+its observation from a vector environment written the usual way, in numpy. For SAC an empty plain in
+numpy (tests/stub_world.py) stands in for the 3D map: no engine is timed. Both train with one
 thread, in turn, each time in a process of its own; the first part of each run is not timed. The
 unit is environment steps per second of processor time, which other programs disturb less than the
 clock; leave the machine alone all the same. The ratio is the median over the rounds. Writes
@@ -26,19 +27,23 @@ import gymnasium
 import numpy as np
 import torch
 from sb3_contrib import RecurrentPPO
-from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from stub_world import StubVecEnv  # noqa: E402
 
 from common import runs  # noqa: E402
 from common.mazes import MazeVecEnv  # noqa: E402
 
+SCRIPTS = {name: f"{name}_sofe" for name in ("ppo", "ppo_lstm", "a2c", "dqn")}
+SCRIPTS |= {"sac": "sac_sofe_godot"}
 COMMON = {"ext_coef": 0.0, "num_threads": 1, "device": "cpu", "eval_episodes": 0}
-COMMON |= {"engine": "griddly"}
+OBS_DIM = 129  # that of the 3D map
 SMALL = {"channels": 16, "embedding_dim": 128, "beta": 0.1}
 DQN_COMMON = {"buffer_size": 20_000, "log_every": 5}  # the peer's buffer takes 12 kB a transition
 # Flags, and steps that are not timed and that are: the paper's network and batches (PPO with a
@@ -70,14 +75,32 @@ SETTINGS = {
         "paper": ({"learning_starts": 320, **DQN_COMMON}, 640, 2560),
         "cpu": ({"learning_starts": 320, **SMALL, **DQN_COMMON}, 960, 9600),
     },
+    "sac": {
+        "paper": ({"learning_starts": 320, **DQN_COMMON}, 480, 480),
+        "cpu": ({"learning_starts": 320, **SMALL, **DQN_COMMON}, 800, 2400),
+    },
 }
 
 
+def make_args(algorithm, setting, **settings):
+    """The arguments of our script, which the peer is given as well."""
+    engine = {} if algorithm == "sac" else {"engine": "griddly"}
+    flags = COMMON | engine | SETTINGS[algorithm][setting][0] | settings
+    return import_module(SCRIPTS[algorithm]).Args(**flags)
+
+
+def make_world(args):
+    """The mazes, or the stand-in for the 3D map."""
+    if hasattr(args, "engine"):
+        return MazeVecEnv(args.num_envs, args.env_id, engine="griddly")
+    return StubVecEnv(args.num_envs, obs_dim=OBS_DIM)
+
+
 class CountingVecEnv(VecEnv):
-    """Mazes with the sqrt bonus as reward and, with SOFE, the counts in the observation."""
+    """A world with the sqrt bonus as reward and, with SOFE, the counts in the observation."""
 
     def __init__(self, args):
-        self.envs = MazeVecEnv(args.num_envs, args.env_id, engine="griddly")
+        self.envs = make_world(args)
         self.args = args
         spaces = {"obs": self.envs.single_observation_space}
         if args.augment:
@@ -163,7 +186,7 @@ class Clock(BaseCallback):
 
 def make_peer(algorithm, args):
     """The algorithm of stable-baselines3 or sb3-contrib with the arguments of our script."""
-    extractor = {"args": args, "make_tower": import_module(f"{algorithm}_sofe").make_tower}
+    extractor = {"args": args, "make_tower": import_module(SCRIPTS[algorithm]).make_tower}
     policy = {"features_extractor_class": Towers, "features_extractor_kwargs": extractor}
     common = {"policy_kwargs": policy | {"normalize_images": False}, "device": "cpu"}
     common |= {"learning_rate": args.learning_rate, "gamma": args.gamma, "seed": args.seed}
@@ -181,6 +204,16 @@ def make_peer(algorithm, args):
             exploration_fraction=args.exploration_fraction,
             exploration_final_eps=args.epsilon_end,
             max_grad_norm=args.max_grad_norm,
+        )
+    if algorithm == "sac":
+        common["policy_kwargs"] |= {"share_features_extractor": False}
+        return SAC(
+            **common,
+            buffer_size=args.buffer_size,
+            learning_starts=args.learning_starts,
+            batch_size=args.minibatch_size,
+            tau=args.tau,
+            gradient_steps=args.gradient_steps,
         )
     common |= {"n_steps": args.num_steps, "ent_coef": args.ent_coef, "vf_coef": args.vf_coef}
     common |= {"gae_lambda": args.gae_lambda, "max_grad_norm": args.max_grad_norm}
@@ -211,8 +244,11 @@ def time_ours(algorithm, args, untimed):
         times.append((step, time.process_time()))
 
     runs.Run.log_update = log_and_time
+    script = import_module(SCRIPTS[algorithm])
+    if algorithm == "sac":  # this process is for the one run
+        script.make_envs = lambda args, num_envs: make_world(args)
     try:
-        import_module(f"{algorithm}_sofe").main(args)
+        script.main(args)
     finally:
         runs.Run.log_update = log_update
     begin, start = next((step, at) for step, at in times if step >= untimed)
@@ -221,13 +257,12 @@ def time_ours(algorithm, args, untimed):
 
 def compare(algorithm, setting, augment, rounds):
     """Median steps per second of both sides and median of their ratio."""
-    flags, untimed, timed = SETTINGS[algorithm][setting]
+    _, untimed, timed = SETTINGS[algorithm][setting]
     speeds = {"ours": [], "peer": []}
     for seed in range(1, rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            args = import_module(f"{algorithm}_sofe").Args(
-                **COMMON, **flags, augment=augment, seed=seed, total_timesteps=untimed + timed
-            )
+            run = {"augment": augment, "seed": seed, "total_timesteps": untimed + timed}
+            args = make_args(algorithm, setting, **run)
             args.runs_dir = folder
             for name, clocked in (("peer", time_peer), ("ours", time_ours)):
                 with get_context("spawn").Pool(1) as pool:
@@ -251,7 +286,7 @@ def main():
                 print(f"{algorithm:9s}{line}", flush=True)
         with open(ROOT / "benchmarks" / f"train_speed_{algorithm}.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["setting", "arm", f"{algorithm}_sofe", "stable_baselines3", "ratio"])
+            writer.writerow(["setting", "arm", SCRIPTS[algorithm], "stable_baselines3", "ratio"])
             writer.writerows(table)
 
 

@@ -32,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +65,22 @@ PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a ter
 def fail(message: str) -> NoReturn:
     """End the program with one line on standard error and exit status 1."""
     raise SystemExit(f"error: {message}")
+
+
+@contextlib.contextmanager
+def in_one_line(kind: type[Exception]):
+    """Decorate a script's main: an error of this kind ends the program with one line.
+
+    The run, where there is one by then, saves its last complete state first.
+    """
+    Run.going_on = None
+    try:
+        yield
+    except kind as error:
+        line = " ".join(str(error).split())
+        if Run.going_on is not None:
+            Run.going_on._leave(f"error: {line}")
+        fail(line)
 
 
 def check_args(
@@ -233,22 +250,35 @@ class GifRecorder(VectorWrapper):
         self.env.close(**kwargs)
 
 
-def draw_visits(path: Path, visits: np.ndarray, reachable: np.ndarray, title: str) -> None:
+def draw_visits(
+    path: Path,
+    visits: np.ndarray,
+    reachable: np.ndarray,
+    title: str,
+    draw_map: Callable[[Any], None] | None = None,
+) -> None:
     """Draw how often each cell was visited as a heatmap over the map.
 
-    visits      (H, W) int    cells that cannot be reached are drawn black, unvisited ones white
+    visits      (H, W) int
     reachable   (H, W) bool
+    draw_map    draws the map on matplotlib Axes and sets their limits, x along the columns and y
+                down the rows (None: cells that cannot be reached are black, unvisited ones white)
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(np.where(reachable, 1.0, 0.0), cmap="gray", vmin=0, vmax=1)
-    seen = np.ma.masked_where(visits == 0, visits)
-    image = axes.imshow(seen, cmap="viridis", norm=LogNorm(1, max(2, int(visits.max()))))
+    style = {"cmap": "viridis", "norm": LogNorm(1, max(2, int(visits.max())))}
+    if draw_map is None:
+        axes.imshow(np.where(reachable, 1.0, 0.0), cmap="gray", vmin=0, vmax=1)
+        axes.set(xlabel="column", ylabel="row")
+    else:
+        draw_map(axes)
+        style |= {"extent": (*axes.get_xlim(), *axes.get_ylim()), "alpha": 0.6, "zorder": 1.5}
+    image = axes.imshow(np.ma.masked_where(visits == 0, visits), **style)
     figure.colorbar(image, label="visits in the run")
-    axes.set(title=title, xlabel="column", ylabel="row")
+    axes.set(title=title)
     figure.savefig(path, dpi=120)
 
 
@@ -258,7 +288,10 @@ class Run:
     folder    Path           absolute: an environment that changes the working directory is harmless
     visits    (H, W) int64   how often each cell was reached or started from in the whole run
     start_step  int          env steps done before: 0, or where --resume goes on
+    going_on  Run | None     of the class: the run of this process that has not ended
     """
+
+    going_on: "Run | None" = None
 
     def __init__(
         self,
@@ -318,6 +351,7 @@ class Run:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
         atexit.register(self._at_exit)
+        Run.going_on = self
         print(f"run folder: {self.folder}", flush=True)
         if self.start_step:
             print(f"resumed at step {self.start_step}", flush=True)
@@ -333,7 +367,8 @@ class Run:
             stems = [re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]]
         else:
             arm = "sofe" if self.args.augment else "plain"
-            name = f"{self.script.removesuffix('_sofe')}-{self.args.env_id}-{self.args.bonus}-{arm}"
+            words = [self.script.replace("_sofe", ""), getattr(self.args, "env_id", "")]
+            name = "-".join([*filter(None, words), self.args.bonus, arm])
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:45]
             stem = f"{name}-seed{self.args.seed}" + time.strftime("-%Y%m%d-%H%M%S")
             stems = [stem] + [f"{stem}-{count}" for count in range(2, 1000)]
@@ -621,6 +656,8 @@ class Run:
                 else:
                     raise ValueError(f"shape {list(saved.shape)}, not {list(item.shape)}")
             except (KeyError, ValueError, RuntimeError) as error:
+                if type(error) not in (KeyError, ValueError, RuntimeError):
+                    raise  # a dead engine's: the state is not to blame
                 reason = " ".join(str(error).split())[:200]
                 fail(f"{path} does not fit this script, {name}: {reason}; start the run anew")
         if self.ring is not None:
@@ -658,6 +695,7 @@ class Run:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+        Run.going_on = None
         (self.folder / "lock").unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -673,12 +711,21 @@ class Run:
             if self._saved():
                 print(f"the last complete state is saved: --resume {self.folder}", file=sys.stderr)
 
-    def finish(self, step: int, metrics: dict[str, float]) -> None:
-        """Record the last evaluation, draw the visits, close the files, print the summary."""
+    def finish(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        draw_map: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Record the last evaluation, draw the visits, close the files, print the summary.
+
+        draw_map    of `draw_visits`
+        """
         self.log_eval(step, metrics)
         picture = self.folder / "visits.png"
         with self._writing():
-            draw_visits(picture, self.visits, self.reachable, f"{self.script}.py, {step} steps")
+            title = f"{self.script}.py, {step} steps"
+            draw_visits(picture, self.visits, self.reachable, title, draw_map)
         self.close()
         results = metrics or {"step": step}
         print("done: " + "  ".join(f"{k.split('/')[-1]} {v:.4g}" for k, v in results.items()))

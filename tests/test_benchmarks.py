@@ -55,6 +55,23 @@ def test_the_peers_have_the_same_network_and_hyperparameters(algorithm):
     peer.env.close()
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_the_peer_of_sac_has_the_same_networks_and_hyperparameters(augment):
+    from train_speed import make_args, make_peer, make_world
+
+    args = make_args("sac", "cpu", augment=augment, total_timesteps=10_000)
+    peer, world = make_peer("sac", args), make_world(args)
+    script = import_module("sac_sofe_godot")
+    for network, theirs in ((script.Actor, peer.actor), (script.Critic, peer.critic)):
+        ours = network(world, (int(augment), 24, 24), args)
+        sizes = [sum(p.numel() for p in x.parameters()) for x in (ours, theirs)]
+        assert sizes[0] == sizes[1]
+    assert peer.n_envs == args.num_envs and peer.learning_rate == args.learning_rate
+    assert peer.batch_size == args.minibatch_size and peer.gradient_steps == args.gradient_steps
+    assert peer.train_freq.frequency == 1 and peer.tau == args.tau and peer.gamma == args.gamma
+    peer.env.close()
+
+
 def test_the_vec_env_for_stable_baselines3_pays_the_same_bonus():
     from train_speed import CountingVecEnv
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -56,6 +57,8 @@ def test_a_flag_means_the_same_in_every_script(script):
     """
     theirs = {"seed", "total_timesteps", "checkpoint_every", "eval_episodes", "learning_rate"}
     theirs |= {"num_steps", "gae_lambda", "norm_adv", "minibatch_size"}
+    if script.stem == "sac_sofe_godot":  # no mazes, no DeepSea, no S-Max
+        theirs |= {"max_steps", "counts", "bonus"}
     own, first = import_module(script.stem).Args, ppo_sofe.Args
     helps = [
         dict(
@@ -64,9 +67,12 @@ def test_a_flag_means_the_same_in_every_script(script):
         for args in (own, first)
     ]
     common = own.__dataclass_fields__.keys() & first.__dataclass_fields__.keys()
-    assert len(common) > 25
+    assert len(common) > (20 if script.stem == "sac_sofe_godot" else 25)
     for name in common:
-        assert own.__dataclass_fields__[name].type == first.__dataclass_fields__[name].type
+        types = [
+            fields[name].type for fields in (own.__dataclass_fields__, first.__dataclass_fields__)
+        ]
+        assert types[0] == types[1] or set(get_args(types[0])) < set(get_args(types[1]))
         assert name in theirs or helps[0][name] == helps[1][name], name
 
 
@@ -86,7 +92,8 @@ def test_links_and_pictures_exist(document):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_read_in_one_sitting(script):
     """450 lines; 500, the most that a script may have, with a replay buffer or a memory."""
-    limit = 500 if script.name in ("dqn_sofe.py", "ppo_lstm_sofe.py") else 450
+    longer = ("dqn_sofe.py", "ppo_lstm_sofe.py", "sac_sofe_godot.py")
+    limit = 500 if script.name in longer else 450
     assert len(script.read_text().splitlines()) <= limit
 
 
