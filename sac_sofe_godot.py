@@ -81,6 +81,8 @@ class Args:
     """M, transitions per gradient step"""
     gradient_steps: int = 1
     """gradient steps per update; an update follows each step of the N envs"""
+    init_alpha: float = 1.0
+    """temperature at the start, > 0, in units of the reward; it adapts from there"""
     tau: float = 0.005
     """how far the target critic moves at each gradient step, in (0, 1]"""
     gamma: float = 0.99
@@ -396,7 +398,7 @@ def main(args: Args) -> dict[str, float]:
     actor, critic = (x.to(device, memory_format=torch.channels_last) for x in (actor, critic))
     critic_target = copy.deepcopy(critic).requires_grad_(False)
     weights, target_weights = list(critic.parameters()), list(critic_target.parameters())
-    log_alpha = torch.zeros((), device=device, requires_grad=True)
+    log_alpha = torch.tensor(math.log(args.init_alpha), device=device, requires_grad=True)
     adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True)
     actor_adam, critic_adam, alpha_adam = adam(actor.parameters()), adam(weights), adam([log_alpha])
     kept = dict(actor=actor, critic=critic, critic_target=critic_target, envs=envs, counts=counts)

@@ -1,0 +1,100 @@
+"""Reward-free exploration of the 3D map by SAC, with and without SOFE. [SOFE fig:sac_godot]
+
+    python paper/fig_godot.py --small      # what is committed: an hour and a half on two cores
+    python paper/fig_godot.py --paper      # the paper's network, for a GPU
+
+Episodic counts, two bonuses, sqrt and salesman; the arms differ in --augment alone. Drawn is the
+share of the reachable bins that an episode visits, over training; the grey line is a policy that
+acts at random. Writes paper/results/coverage_sac_godot.csv and the figure of the same name in
+paper/figures/.
+"""
+
+import numpy as np
+from experiments import (
+    ARMS,
+    coverage_curves,
+    draw_curves,
+    launch,
+    parse_size,
+    print_last,
+    write_curves,
+)
+
+from common.godot import GodotVecEnv
+
+BONUSES = ("sqrt", "salesman")
+SIZES = {  # flags, steps, seeds, length of an episode
+    "smoke": (
+        [
+            *["--num-envs", "2", "--minibatch-size", "4", "--learning-starts", "8"],
+            *["--channels", "4", "--embedding-dim", "8", "--hidden-dim", "8", "--log-every", "2"],
+            *["--buffer-size", "64", "--eval-episodes", "1"],
+        ],
+        80,
+        1,
+        8,
+    ),
+    "small": (
+        [
+            *["--num-envs", "16", "--minibatch-size", "128", "--learning-starts", "2000"],
+            *["--channels", "16", "--embedding-dim", "128", "--buffer-size", "200000"],
+            *["--init-alpha", "0.02"],
+        ],
+        200_000,
+        3,
+        1000,
+    ),
+    "paper": ([], 1_000_000, 6, 1000),
+}
+
+
+def random_policy_coverage(limit: int, episodes: int = 16) -> float:
+    """Mean coverage of episodes with actions drawn uniformly."""
+    envs, generator = GodotVecEnv(episodes, limit), np.random.default_rng(0)
+    envs.reset(seed=0)
+    results = np.full(episodes, np.nan)  # of the first episode of each env
+    while np.isnan(results).any():
+        actions = generator.uniform(-1, 1, (episodes, 3)).astype(np.float32)
+        _, _, terminated, truncated, info = envs.step(actions)
+        ended = (terminated | truncated) & np.isnan(results)
+        if ended.any():
+            results[ended] = info["final_info"]["episode"]["coverage"][ended]
+    envs.close()
+    return results.mean()
+
+
+def main():
+    args = parse_size(__doc__)
+    flags, steps, seeds, limit = SIZES[args.size]
+    seeds = args.seeds or seeds
+    prefix = "" if args.size == "small" else f"{args.size}-"
+    runs = {
+        (bonus, arm): [f"{prefix}godot-{bonus}-{arm}-seed{seed}" for seed in range(1, seeds + 1)]
+        for bonus in BONUSES
+        for arm in ARMS
+    }
+    jobs = {
+        of_seeds[seed]: [
+            "sac_sofe_godot.py", "--bonus", bonus, ARMS[arm][0], "--seed", str(seed + 1), *flags,
+            "--max-steps", str(limit), "--total-timesteps", str(steps),
+        ]
+        for seed in range(seeds)
+        for (bonus, arm), of_seeds in runs.items()
+    }  # fmt: skip
+    launch(jobs, args.jobs)
+    edges, curves = coverage_curves(runs, steps, 4 if args.size == "smoke" else 10)
+    committed = args.size != "smoke" and not args.seeds
+    path, picture = write_curves(f"{prefix}coverage_sac_godot", edges, curves, committed)
+    network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
+    caption = (
+        f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps. "
+        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment. "
+        f"python paper/fig_godot.py --{args.size}"
+    )
+    draw_curves(picture, edges, curves, {"random policy": random_policy_coverage(limit)}, caption)
+    print_last(curves)
+    print(f"wrote {path} and {picture}")
+
+
+if __name__ == "__main__":
+    main()
