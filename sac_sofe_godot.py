@@ -15,10 +15,11 @@ Sources; a tag names a label of the paper, a section or a function there
     [SAC]   Haarnoja et al. 2018, Soft Actor-Critic (ICML); [SAC+] their Algorithms and Applications
     [SB3]   stable-baselines3, which the paper used: its defaults where the paper is silent
 
-Where the paper is silent (more in docs/sac_sofe_godot.md): the setting is reward-free, --ext-coef
-0; sqrt pays beta / sqrt(N_t(s') + 1), a first visit beta; s_0 counts once when an episode starts;
-counts enter the networks as 1 / sqrt(1 + N); raycasts are no map and pass one layer, not the CNN; a
-time limit is no death, the target goes on with the old episode's phi, but lava is one.
+The setting is the paper's reward-free one, --ext-coef 0. The paper passes observations through the
+same CNN as counts; raycasts are no map, and pass one layer here. Where it is silent (more in
+docs/sac_sofe_godot.md): sqrt pays beta / sqrt(N_t(s') + 1), a first visit beta; s_0 counts once
+when an episode starts; counts enter the networks as 1 / sqrt(1 + N); a time limit is no death, the
+target goes on with the true s' and the old episode's phi; lava is one, no value follows.
 """
 
 import copy
@@ -80,7 +81,7 @@ class Args:
     minibatch_size: int = 256
     """M, transitions per gradient step"""
     gradient_steps: int = 1
-    """gradient steps per update; an update follows each step of the N envs"""
+    """gradient steps after each step of the N envs"""
     init_alpha: float = 1.0
     """temperature at the start, > 0, in units of the reward; it adapts from there"""
     tau: float = 0.005
@@ -88,7 +89,7 @@ class Args:
     gamma: float = 0.99
     """discount per step, in [0, 1]"""
     log_every: int = 100
-    """updates per row of updates.csv and per state that a stopped run can go on from"""
+    """steps of each env per row of updates.csv and per state that a stopped run can go on from"""
     channels: int = 64
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
@@ -97,7 +98,7 @@ class Args:
     """units of each of the two layers between the towers and an output"""
     # Exploration bonus
     bonus: Literal["none", "sqrt", "salesman"] = "sqrt"
-    """the intrinsic reward, see `compute_bonus`"""
+    """the intrinsic reward, see `compute_bonus`; none: this map then has no reward at all"""
     counts: Literal["episodic", "global"] = "episodic"
     """episodic: a table per env and episode; global: one for the run"""
     augment: bool = False
@@ -105,7 +106,7 @@ class Args:
     beta: float = 1.0
     """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
     anneal_beta: bool = False
-    """lower beta linearly to 0 over total_timesteps; phi does not show beta"""
+    """lower beta linearly to 0; phi does not show it, and the replay buffer keeps what was paid"""
     ext_coef: float = 0.0
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 
@@ -123,7 +124,7 @@ class Args:
 
 
 def make_envs(args, num_envs):
-    """N agents in an engine of their own, with SAME_STEP autoreset; put your own envs in here."""
+    """N agents in an engine of their own; README.md lists what environments of yours must give."""
     return godot.GodotVecEnv(num_envs, args.max_steps, args.action_repeat, args.engine_path)
 
 
@@ -250,9 +251,12 @@ class ReplayBuffer:
     """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
 
     obs, next_obs   (R, N, D) float32
-    counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits
-    visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
-    The oldest rows are never sampled: what the last log_every updates began from can be saved.
+    counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits;
+                                            uint16 if episodic, int64 of the one global table
+    visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended,
+                                            else (-1, -1)
+    The log_every oldest rows are not sampled any more: what the last row of the log began from can
+    still be saved whole.
     """
 
     def __init__(self, envs, table_shape, args):
@@ -312,7 +316,7 @@ class ReplayBuffer:
 
 
 def critic_loss(critic, critic_target, actor, alpha, batch, noise):
-    """Squared soft Bellman error of both Q. [SAC sec: soft actor-critic; SB3 SAC.train]
+    """Squared soft Bellman error of both Q, with a target Q and no V. [SAC+; SB3 SAC.train]
 
     batch     dict            what `ReplayBuffer.sample` returns
     alpha     ()              the temperature
@@ -329,18 +333,18 @@ def critic_loss(critic, critic_target, actor, alpha, batch, noise):
 
 
 def actor_loss(critic, alpha, batch, actions, logprobs):
-    """What the actor's own actions (M, A) miss in soft value. [SAC sec: soft actor-critic]"""
+    """Minus the soft value of the actor's own actions (M, A). [SAC+; SB3 SAC.train]"""
     return (alpha * logprobs - critic(batch["obs"], batch["phi"], actions).amin(1)).mean()
 
 
 def alpha_loss(log_alpha, logprobs, target_entropy):
-    """Its gradient raises the temperature where the entropy is below its target. [SAC+]"""
+    """Raises the temperature where the entropy is below its target. [SAC+; linear as in SB3]"""
     entropy = -logprobs.detach().mean()
     return log_alpha * (entropy - target_entropy)
 
 
 def descend(optimizer, loss):
-    """A step of the optimizer; gradients of no other weights are computed, and none is kept."""
+    """A step of the optimizer; gradients of no other weights are computed."""
     weights = optimizer.param_groups[0]["params"]
     optimizer.zero_grad()
     loss.backward(inputs=weights)
@@ -464,10 +468,10 @@ def main(args: Args) -> dict[str, float]:
             descend(alpha_adam, temperature_loss)
             qf_loss, q = critic_loss(critic, critic_target, actor, alpha, batch, next_noise)
             descend(critic_adam, qf_loss)
-            pg_loss = actor_loss(critic, alpha, batch, actions, logprobs)
-            descend(actor_adam, pg_loss)
+            pi_loss = actor_loss(critic, alpha, batch, actions, logprobs)
+            descend(actor_adam, pi_loss)
             torch._foreach_lerp_(target_weights, [w.detach() for w in weights], args.tau)
-            logged = dict(qf_loss=qf_loss, qf_values=q, actor_loss=pg_loss, alpha=alpha)
+            logged = dict(qf_loss=qf_loss, qf_values=q, actor_loss=pi_loss, alpha=alpha)
             logged |= dict(alpha_loss=temperature_loss, entropy=-logprobs.mean())
             terms.append({name: value.detach() for name, value in logged.items()})
         row_done = (update + 1) % args.log_every == 0

@@ -74,12 +74,13 @@ def main():
         for arm in ARMS
     }
     jobs = {
-        of_seeds[seed]: [
+        runs[bonus, arm][seed]: [
             "sac_sofe_godot.py", "--bonus", bonus, ARMS[arm][0], "--seed", str(seed + 1), *flags,
             "--max-steps", str(limit), "--total-timesteps", str(steps),
         ]
+        for bonus in BONUSES
         for seed in range(seeds)
-        for (bonus, arm), of_seeds in runs.items()
+        for arm in ARMS
     }  # fmt: skip
     launch(jobs, args.jobs)
     edges, curves = coverage_curves(runs, steps, 4 if args.size == "smoke" else 10)
