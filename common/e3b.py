@@ -82,39 +82,31 @@ class Ellipsoids:
             else:
                 self.diagonals[i] = 1 / self.ridge
 
-    def _solve(self, embedding: Tensor, env_ids: list[int]) -> tuple[Tensor, Tensor]:
-        """u = C^-1 psi (K, d) and b = psi^T u (K,); the bonus cannot be negative."""
+    def solve(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
+        """u = C^-1 psi.
+
+        embedding   (K, d) float32   psi in the envs env_ids (None: in all, K = N)
+        returns     (K, d) float32
+        """
+        env_ids, embedding = self._ids(env_ids, embedding), self._own(embedding)
         if self.device.type != "cpu" and self.form == "dense":
             everyone = len(env_ids) == self.num_envs
             inv_cov = self.inv_cov if everyone else self.inv_cov[env_ids]
-            u = torch.bmm(inv_cov, embedding.unsqueeze(2)).squeeze(2)
-        else:  # matrix after matrix is faster on a CPU than a batch of them
-            u = torch.empty_like(embedding)
-            for row, (i, psi) in enumerate(zip(env_ids, embedding, strict=True)):
-                if self.form == "dense":
-                    torch.mv(self.inv_cov[i], psi, out=u[row])
-                else:
-                    v = self.factors[i, : self.updates[i]]
-                    torch.div(psi, self.ridge, out=u[row])
-                    u[row].addmv_(v.T, torch.mv(v, psi), alpha=-1)
-        return u, (embedding * u).sum(1).clamp(min=0)
+            return torch.bmm(inv_cov, embedding.unsqueeze(2)).squeeze(2)
+        # Matrix after matrix is faster on a CPU than a batch of them.
+        u = torch.empty_like(embedding)
+        for row, (i, psi) in enumerate(zip(env_ids, embedding, strict=True)):
+            if self.form == "dense":
+                torch.mv(self.inv_cov[i], psi, out=u[row])
+            else:
+                v = self.factors[i, : self.updates[i]]
+                torch.div(psi, self.ridge, out=u[row])
+                u[row].addmv_(v.T, torch.mv(v, psi), alpha=-1)
+        return u
 
-    def bonus(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
-        """psi^T C^-1 psi without an update. [E3B eq. 1]
-
-        embedding   (K, d) float32   psi in the envs env_ids (None: in all, K = N)
-        returns     (K,)   float32   >= 0
-        """
-        return self._solve(self._own(embedding), self._ids(env_ids, embedding))[1]
-
-    def update(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
-        """Add psi psi^T to C in each env, each at most once; return the bonus from before.
-
-        embedding, env_ids, returns   as in `bonus`
-        """
-        env_ids = self._ids(env_ids, embedding)
-        u, bonus = self._solve(self._own(embedding), env_ids)
-        v = u.div_((1 + bonus).sqrt().unsqueeze(1))  # (K, d)
+    def subtract(self, v: Tensor, env_ids: Any = None) -> None:
+        """C^-1 -= v v^T in each env, each at most once; v and env_ids as in `solve`."""
+        env_ids = self._ids(env_ids, v)
         if self.form == "factored":
             needed = 1 + max((self.updates[i] for i in env_ids), default=-1)
             if needed > self.factors.shape[1]:
@@ -132,6 +124,18 @@ class Ellipsoids:
             self.inv_cov[env_ids] -= v.unsqueeze(2) * v.unsqueeze(1)
         for i in env_ids:
             self.updates[i] += 1
+
+    def bonus(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
+        """psi^T C^-1 psi (K,) without an update, >= 0; the rest as in `solve`. [E3B eq. 1]"""
+        own = self._own(embedding)
+        return (own * self.solve(own, env_ids)).sum(1).clamp(min=0)
+
+    def update(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
+        """Add psi psi^T to C in each env, each at most once; return the bonus from before."""
+        own = self._own(embedding)
+        u = self.solve(own, env_ids)
+        bonus = (own * u).sum(1).clamp(min=0)
+        self.subtract(u / (1 + bonus).sqrt().unsqueeze(1), env_ids)
         return bonus
 
     def _own(self, embedding: Tensor) -> Tensor:
