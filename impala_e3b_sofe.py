@@ -2,26 +2,25 @@
 
 E3B pays for a state whose embedding is unlike those met before in the episode. The same state pays
 less each time, so an agent that sees only the game chases a moving reward. SOFE shows it what the
-bonus is made of, the inverse of the ellipsoid C_t or its diagonal, beside the observation, and the
-reward becomes a fixed function of what it sees: see `visit`, `augment`, `make_phi_encoder`.
+bonus is made of, the inverse of the ellipsoid C_t or its diagonal, and the reward becomes a fixed
+function of what it sees: see `visit`, `augment`, `make_phi_encoder`.
 
-    python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6
-    python impala_e3b_sofe.py --augment full --env-id procgen-maze --hidden-dim 256
-    python impala_e3b_sofe.py                                    # E3B without SOFE
+    python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6 with SOFE
+    python impala_e3b_sofe.py                                    # the same bonus without SOFE
 The defaults are the published settings and want a GPU; docs/impala_e3b_sofe.md has a CPU setting.
 
-Sources; a tag names a label of the paper, or the part of another
-    [SOFE]    Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
-    [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses: settings, MiniHack's nets
-    [IMPALA]  Espeholt et al. 2018: V-trace, the network for Procgen's images
-    [ICM]     Pathak et al. 2017      [RND]  Burda et al. 2018      both with the settings of [E3B]
+Sources; a tag names a label of the paper, or a part of another
+    [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
+    [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, and its code
+    [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
+    [ICM]     Pathak et al. 2017; [RND] Burda et al. 2018; both with the settings of [E3B]
 
 Order of events in a step: act on (obs, phi_t); step; pay for the true s' from the ellipsoid before
-it, then add it; where an episode ended, begin a new ellipsoid with s_0; only then make phi_{t+1}.
-psi in the bonus and in phi is the actor's copy, renewed once per rollout, and the ellipsoid keeps
-the embeddings as they were: within a rollout phi follows from (phi_t, s') alone, and the learner,
-whose own psi has moved on, sees the phi that the actor acted on. A time limit is no death: V(s') is
-bootstrapped with the old episode's phi and memory. All deviations are in docs/impala_e3b_sofe.md.
+it, then add it; where an episode ended, a new ellipsoid with s_0; only then phi_{t+1}. A time limit
+is no death: V(s') is bootstrapped, by the actor, with the old episode's phi and memory. The psi of
+bonus and phi is the actor's copy, renewed once per rollout, and the ellipsoid keeps embeddings as
+they were: the learner, whose own psi has moved on, sees the phi that was acted on, and is paid the
+bonus that belongs to it. docs/impala_e3b_sofe.md lists all deviations from the published code.
 """
 
 import copy
@@ -72,7 +71,7 @@ class Args:
     env_id: str = "MiniHack-MultiRoom-N6-v0"
     """a MiniHack level, or procgen-maze; see common/minihack.py and common/procgen.py"""
     penalty_step: float = 0.0
-    """MiniHack only: cost, >= 0, of a step in which no time passes (0: the paper; 0.01: MiniHack)"""
+    """MiniHack only: cost, >= 0, of a step in which no time passes (MiniHack's own: 0.01)"""
     num_workers: int = 1
     """MiniHack only: processes that the envs are spread over (0: in this one)"""
     # Algorithm, as in [E3B], whose batches are 8 rollouts
@@ -111,8 +110,8 @@ class Args:
     """features that the encoder of phi ends in"""
     phi_channels: int = 8
     """--augment full: channels of each convolution of the encoder of phi"""
-    pool_stride: int = 2
-    """--augment full: stride of its max-pooling, 1 or 2; 1 is the paper's, see the docs for its size"""
+    pool_stride: Literal[1, 2] = 2
+    """--augment full: stride of its max-pooling; 1 is the paper's, with 2 billion weights"""
 
     @property
     def batch_size(self) -> int:
@@ -120,21 +119,16 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
+        sofe, full = self.augment != "none", self.augment == "full"
         smallest = 2**5 if self.pool_stride == 2 else 5 + 1  # five poolings leave one pixel
+        too_small = self.embedding_dim < smallest
         runs.check_args(
             self,
-            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma penalty_step "
-            "num_workers",
+            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma "
+            "penalty_step num_workers",
             "gamma",
-            (
-                "--augment and --bonus: only e3b has an ellipsoid",
-                self.augment != "none" and self.bonus != "e3b",
-            ),
-            ("--pool-stride must be 1 or 2", self.pool_stride > 2),
-            (
-                f"--embedding-dim and --pool-stride: at least {smallest} for --augment full",
-                self.augment == "full" and self.embedding_dim < smallest,
-            ),
+            ("--augment and --bonus: only e3b has an ellipsoid", sofe and self.bonus != "e3b"),
+            (f"--embedding-dim and --augment full: at least {smallest}", full and too_small),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
         )
 
@@ -143,10 +137,8 @@ def make_envs(args, num_envs, split):
     """N envs with SAME_STEP autoreset on the levels of a split, "train" or "eval"."""
     if args.env_id == "procgen-maze":
         return procgen.ProcgenVecEnv("maze", num_envs, split=split)
-    workers = min(args.num_workers, num_envs)
-    return minihack.MiniHackVecEnv(
-        args.env_id, num_envs, workers, penalty_step=-args.penalty_step, split=split
-    )
+    size, penalty = (num_envs, args.num_workers), -args.penalty_step
+    return minihack.MiniHackVecEnv(args.env_id, *size, penalty_step=penalty, split=split)
 
 
 # What the paper is about: pay for what the ellipsoid does not hold yet, add it, show the ellipsoid.
@@ -195,18 +187,13 @@ def make_phi_encoder(args):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * size**2, P), nn.ReLU()).eval()
 
 
-def make_trunk(args):
-    if args.env_id == "procgen-maze":
-        return trunks.ImageTrunk(args.hidden_dim)
-    return trunks.MiniHackTrunk(args.hidden_dim, args.glyph_dim)
-
-
 class Agent(nn.Module):
     """Policy and value: an LSTM on the features of the observation and of phi. [E3B C.1.1]"""
 
     def __init__(self, envs, args):
         super().__init__()
-        self.trunk, self.phi_encoder = make_trunk(args), make_phi_encoder(args)
+        self.trunk = trunks.make_trunk(args.env_id, args.hidden_dim, args.glyph_dim)
+        self.phi_encoder = make_phi_encoder(args)
         features = args.hidden_dim + (args.phi_dim if args.augment != "none" else 0)
         self.lstm = nn.LSTM(features, args.hidden_dim)
         self.actor = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
@@ -238,33 +225,22 @@ class Agent(nn.Module):
         return policy, self.critic(outputs).squeeze(2), memory
 
 
-class Encoder(nn.Module):
-    """psi, (M, d). E3B's has mean 0, as what all states share tells none apart, and length 1."""
-
-    def __init__(self, args):
-        super().__init__()
-        self.trunk, self.last = make_trunk(args), nn.Linear(args.hidden_dim, args.embedding_dim)
-        self.unit = args.bonus == "e3b"
-
-    def forward(self, obs):
-        x = self.last(self.trunk(obs))
-        return nn.functional.normalize(x - x.mean(1, keepdim=True), dim=1) if self.unit else x
-
-
 class Explorer(nn.Module):
     """What a bonus learns: E3B's psi by inverse dynamics, ICM, or RND. [E3B; ICM; RND]"""
 
     def __init__(self, envs, args):
         super().__init__()
         self.bonus, A, d = args.bonus, int(envs.single_action_space.n), args.embedding_dim
+        # E3B's psi is of length 1, as in `visit`; those of ICM and RND are of any.
+        nets = args.env_id, args.hidden_dim, args.glyph_dim, d, args.bonus == "e3b"
         if args.bonus != "none":
-            self.encoder = Encoder(args)  # RND's predictor
+            self.encoder = trunks.Encoder(*nets)  # psi, or RND's predictor
         if args.bonus in ("e3b", "icm"):
             self.inverse = nn.Sequential(nn.Linear(2 * d, 256), nn.ReLU(), nn.Linear(256, A))
         if args.bonus == "icm":
             self.dynamics = nn.Sequential(nn.Linear(d + A, d), nn.ReLU(), nn.Linear(d, d))
         if args.bonus == "rnd":
-            self.target = Encoder(args).requires_grad_(False)
+            self.target = trunks.Encoder(*nets).requires_grad_(False)
 
     def forward(self, rollout):
         """Loss (), sum over T and mean over N, and the bonus (T, N) of a rollout.
@@ -283,13 +259,12 @@ class Explorer(nn.Module):
             return error.mean(1).sum(), error.detach()
         scale = psi.shape[2] ** 0.5 if self.bonus == "e3b" else 1.0  # numbers of order one
         logits = self.inverse(scale * torch.cat([psi[:-1], psi[1:]], dim=2))
-        inverse_loss = nn.functional.cross_entropy(
-            logits.permute(0, 2, 1), actions, reduction="none"
-        )
+        logits = logits.permute(0, 2, 1)  # (T, A, N)
+        inverse_loss = nn.functional.cross_entropy(logits, actions, reduction="none")
         inverse_loss = inverse_loss.masked_fill(starts[1:], 0.0).mean(1).sum()
         if self.bonus == "e3b":
             return inverse_loss, rollout["bonus"]
-        one_hot = nn.functional.one_hot(actions, logits.shape[2])
+        one_hot = nn.functional.one_hot(actions, logits.shape[1])
         guess = self.dynamics(torch.cat([psi[:-1], one_hot], dim=2))
         error = (guess - psi[1:]).norm(dim=2).masked_fill(starts[1:], 0.0)
         return error.mean(1).sum() + 0.1 * inverse_loss, error.detach()
@@ -327,21 +302,18 @@ def impala_loss(agent, rollout, phi_features, rewards, args):
     rewards        (T, N)          weighted and clamped
     returns        loss (), and its terms and diagnostics as a dict of detached () tensors
     """
-    inputs = rollout["obs"], phi_features, rollout["starts"], rollout["memory"]
-    policy, values, _ = agent(*inputs)
+    policy, values, _ = agent(rollout["obs"], phi_features, rollout["starts"], rollout["memory"])
     policy = torch.distributions.Categorical(logits=policy.logits[:-1], validate_args=False)
     logprobs = policy.log_prob(rollout["actions"])
+    lags = rollout["logprobs"], logprobs.detach()
     ends = rollout["final_values"], rollout["terminations"], rollout["truncations"]
-    lag = logprobs.detach() - rollout["logprobs"]  # (T, N), 0 where actor and learner are the same
-    vs, pg_advantages = vtrace(
-        rollout["logprobs"], logprobs.detach(), rewards, values.detach(), *ends, args.gamma
-    )
+    vs, pg_advantages = vtrace(*lags, rewards, values.detach(), *ends, args.gamma)
     pg_loss = -(pg_advantages * logprobs).mean(1).sum()
     v_loss = 0.5 * (vs - values[:-1]).square().mean(1).sum()
     entropy = policy.entropy().mean(1).sum()
     loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
     terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy / len(rewards)}
-    terms |= {"largest_lag": lag.abs().max(), "rho": lag.exp().mean()}
+    terms["lag"] = (lags[1] - lags[0]).abs().max()  # 0 where the learner has the actor's weights
     return loss, {name: term.detach() for name, term in terms.items()}
 
 
@@ -358,17 +330,14 @@ def backward(agent, rollout, rewards, args):
         loss, terms = impala_loss(agent, rollout, phi_features, rewards, args)
         loss.backward()
         return terms
-    replica = e3b.Ellipsoids(args.num_envs, args.embedding_dim, args.ridge, rewards.device, "dense")
-    dones = rollout["starts"][1:]
-    met = rollout["first"], rollout["embedding"], dones, rollout["start_embedding"]
+    size = args.num_envs, args.embedding_dim, args.ridge, rewards.device
+    met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"], True
+    rebuild = partial(e3b.Ellipsoids(*size, "dense").rebuild, rollout["first"], *met)
     with torch.no_grad():
-        phi_features = torch.stack(
-            [encoder(args.ridge * inv_cov) for inv_cov, _ in replica.rebuild(*met, full=True)]
-        )
-    loss, terms = impala_loss(agent, rollout, phi_features.requires_grad_(), rewards, args)
+        features = torch.stack([encoder(args.ridge * inv_cov) for inv_cov, _ in rebuild()])
+    loss, terms = impala_loss(agent, rollout, features.requires_grad_(), rewards, args)
     loss.backward()
-    again = replica.rebuild(*met, full=True)
-    for (inv_cov, _), gradient in zip(again, phi_features.grad, strict=True):
+    for (inv_cov, _), gradient in zip(rebuild(), features.grad, strict=True):
         encoder(args.ridge * inv_cov).backward(gradient)
     encoder.train()  # BatchNorm's statistics take a step towards those of the last matrices
     with torch.no_grad():
@@ -386,12 +355,12 @@ class Actor:
         self.device = agent.critic.bias.device
         self.starts = torch.ones(N, dtype=torch.bool, device=self.device)
         self.memory = torch.zeros((2, N, args.hidden_dim), device=self.device)
-        self.ellipsoids, self.saved = None, None
+        self.ellipsoids = None
         if args.bonus == "e3b":
             form = "dense" if args.augment == "full" else "auto"
             size = N, args.embedding_dim, args.ridge, self.device
             self.ellipsoids = e3b.Ellipsoids(*size, form, envs.max_steps + 1)
-        self.seconds = {"environment": 0.0, "inference": 0.0, "bonus": 0.0}
+        self.seconds = np.zeros(3)  # spent on inference, in the environment, on the bonus
 
     def to_device(self, arrays):
         arrays = arrays if isinstance(arrays, dict) else {"image": arrays}
@@ -415,10 +384,9 @@ class Actor:
 
         returns   dict of (N, ...) tensors, `info`, and (F,) the envs whose episode ended
         """
-        args, ellipsoids, clock = self.args, self.ellipsoids, [time.perf_counter()]
-        phi = augment(ellipsoids, args)
-        step = {"obs": self.obs, "starts": self.starts}
-        if args.augment == "diagonal":
+        ellipsoids, clock = self.ellipsoids, [time.perf_counter()]
+        step, phi = {"obs": self.obs, "starts": self.starts}, augment(ellipsoids, self.args)
+        if self.args.augment == "diagonal":
             step["phi"] = phi
         policy, _, self.memory = self.read(self.obs, phi, self.starts, self.memory)
         actions = policy.probs[0].multinomial(1, generator=generator).squeeze(1)
@@ -428,35 +396,28 @@ class Actor:
         clock.append(time.perf_counter())
         obs, rewards, terminated, truncated, info = self.envs.step(chosen)
         clock.append(time.perf_counter())
-
-        step |= self.to_device(dict(terminations=terminated, truncations=truncated))
-        step |= self.to_device(dict(ext_rewards=np.float32(rewards)))
+        outcome = dict(terminations=terminated, truncations=truncated)
+        step |= self.to_device(outcome | {"ext_rewards": np.float32(rewards)})
         step["bonus"], step["final_values"] = torch.zeros((2, len(rewards)), device=self.device)
         self.obs, self.starts = self.to_device(obs), step["terminations"] | step["truncations"]
+
         # The bonus of the true s' from the ellipsoid before it, then the visit.
-        ended = np.flatnonzero(terminated | truncated)
+        ended, cut = np.flatnonzero(terminated | truncated), np.flatnonzero(truncated)
         next_obs = self.to_device(info["final_obs"]) if len(ended) else self.obs
         if ellipsoids is not None:
             step["embedding"] = self.explorer.encoder(next_obs)
             step["bonus"] = visit(ellipsoids, step["embedding"])
-        cut = np.flatnonzero(truncated)
-        if len(cut):  # V(s') with phi and memory of the episode that was cut off
-            final_obs = {k: x[cut] for k, x in next_obs.items()}
-            no_start = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
-            final = final_obs, augment(ellipsoids, args, cut), no_start, self.memory[:, cut]
-            step["final_values"][cut] = self.read(*final)[1][0]
-        if ellipsoids is not None:
             step["start_embedding"] = torch.zeros_like(step["embedding"])
-            if len(ended):
-                starting = self.explorer.encoder({k: x[ended] for k, x in self.obs.items()})
-                step["start_embedding"][ended] = starting
-                ellipsoids.reset(ended)
-                visit(ellipsoids, starting, ended)
-        clock.append(time.perf_counter())
-        for what, seconds in zip(
-            ("inference", "environment", "bonus"), np.diff(clock), strict=True
-        ):
-            self.seconds[what] += seconds
+        if len(cut):  # V(s') with phi and memory of the episode that was cut off
+            final_obs, no_start = {k: x[cut] for k, x in next_obs.items()}, ~self.starts[cut]
+            final = final_obs, augment(ellipsoids, self.args, cut), no_start, self.memory[:, cut]
+            step["final_values"][cut] = self.read(*final)[1][0]
+        if ellipsoids is not None and len(ended):
+            starting = self.explorer.encoder({k: x[ended] for k, x in self.obs.items()})
+            step["start_embedding"][ended] = starting
+            ellipsoids.reset(ended)
+            visit(ellipsoids, starting, ended)  # s_0 counts
+        self.seconds += np.diff([*clock, time.perf_counter()])
         return step, info, ended
 
     @torch.no_grad()
@@ -464,28 +425,24 @@ class Actor:
         """Take the learner's weights, then T steps.
 
         returns   dict: what `step` returns, (T, N, ...); obs, starts and phi with one row more;
-                  memory and first (the ellipsoids), both before the first step; log, a list of
-                  (t, info, ended); after, the actor's state after the last step
+                  memory and first (the ellipsoids), both before the first step; log, T pairs of
+                  (info, ended); after, the actor's state after the last step
         """
         with lock:
             self.agent.load_state_dict(agent.state_dict())
             self.explorer.load_state_dict(explorer.state_dict())
-        rollout, steps = {"memory": self.memory, "log": []}, []
+        rollout = {"memory": self.memory}
         if self.args.augment == "full":
             rollout["first"] = self.ellipsoids.get_state()
-        for t in range(self.args.num_steps):
-            step, info, ended = self.step()
-            steps.append(step)
-            if len(ended):
-                rollout["log"].append((t, info, ended))
-        rollout |= {k: torch.stack([s[k] for s in steps]) for k in steps[0] if k != "obs"}
+        steps, *log = zip(*(self.step() for _ in range(self.args.num_steps)), strict=True)
         last = {"starts": self.starts}
         if self.args.augment == "diagonal":
             last["phi"] = augment(self.ellipsoids, self.args)
-        rollout |= {k: torch.cat([rollout[k], x[None]]) for k, x in last.items()}
+        for k in steps[0].keys() - {"obs"}:
+            rollout[k] = torch.stack([s[k] for s in steps] + ([last[k]] if k in last else []))
         every_obs = [*(s["obs"] for s in steps), self.obs]
         rollout["obs"] = {k: torch.stack([obs[k] for obs in every_obs]) for k in self.obs}
-        return rollout | {"after": self.state()}
+        return rollout | {"log": list(zip(*log, strict=True)), "after": self.state()}
 
     def state(self):
         ellipsoids = None if self.ellipsoids is None else self.ellipsoids.get_state()
@@ -509,37 +466,31 @@ def evaluate(agent, explorer, args):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
 
     returns   eval/greedy_return, _length, _coverage, _success and eval/sampled_..., means over E
-              episodes on levels that are not trained on; what the environment does not tell is left out
+              episodes on levels that are not trained on; no coverage where there is no position
     """
-    E, names = args.eval_episodes, {"r": "return", "l": "length", "coverage": "coverage"}
-    names["success"] = "success"
-    envs = make_envs(args, 2 * E, "eval")
-    try:
-        actor = Actor(envs, agent, explorer, args)
-        actor.reset(args.seed + 10_000)
-        generator = torch.Generator(actor.device).manual_seed(args.seed + 10_000)  # its own
-        results, playing = np.zeros((len(names), 2 * E)), np.ones(2 * E, bool)
-        while playing.any():
-            _, info, ended = actor.step(E, generator)
-            first = ended[playing[ended]]  # of each env the first episode
-            if len(first):
-                episode = info["final_info"]["episode"]
-                results[:, first] = [episode[key][first] for key in names]
-                playing[first] = False
-    finally:
-        envs.close()
-    metrics = {}
-    for name, values in zip(names.values(), results, strict=True):
-        if np.isfinite(values).all():
-            metrics[f"eval/greedy_{name}"] = values[:E].mean().item()
-            metrics[f"eval/sampled_{name}"] = values[E:].mean().item()
+    E, names = args.eval_episodes, ("return", "length", "coverage", "success")
+    envs, results, metrics = make_envs(args, 2 * E, "eval"), np.full((4, 2 * E), np.nan), {}
+    actor, playing = Actor(envs, agent, explorer, args), np.ones(2 * E, bool)
+    actor.reset(args.seed + 10_000)
+    generator = torch.Generator(actor.device).manual_seed(args.seed + 10_000)  # not of training
+    while playing.any():
+        _, info, ended = actor.step(E, generator)
+        first = ended[playing[ended]]  # of each env the first episode
+        if len(first):
+            episode = info["final_info"]["episode"]
+            results[:, first] = [episode[k][first] for k in ("r", "l", "coverage", "success")]
+            playing[first] = False
+    envs.close()
+    for kind, part in (("greedy", results[:, :E]), ("sampled", results[:, E:])):
+        means = zip(names, part.mean(1).tolist(), strict=True)
+        metrics |= {f"eval/{kind}_{name}": mean for name, mean in means if np.isfinite(mean)}
     return metrics
 
 
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "impala_e3b_sofe")
     device = runs.set_up(args)  # seeds and threads as well
-    T, N, B = args.num_steps, args.num_envs, args.batch_size
+    N, B = args.num_envs, args.batch_size
     try:
         envs = make_envs(args, N, "train")
     except (ModuleNotFoundError, ValueError) as error:
@@ -550,42 +501,28 @@ def main(args: Args) -> dict[str, float]:
     optimizers = {"optimizer": rmsprop(agent.parameters())}
     if args.bonus != "none":
         adam = partial(torch.optim.Adam, lr=args.learning_rate)
-        learned = [weight for weight in explorer.parameters() if weight.requires_grad]
-        optimizers["explorer_optimizer"] = (adam if args.bonus == "e3b" else rmsprop)(learned)
-    episode_bonus = torch.zeros(N)
-    moments = torch.zeros(3, dtype=torch.float64)  # of E3B's bonus: number, sum, sum of squares
-
-    kept = dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus, moments=moments)
-    run = runs.Run(args, "impala_e3b_sofe", None, kept | optimizers, more=("success",))
+        optimizer = adam if args.bonus == "e3b" else rmsprop
+        optimizers["explorer_optimizer"] = optimizer(explorer.parameters())
+    episode_bonus = torch.zeros(N, device=device)
+    running_std = e3b.RunningStd()  # of E3B's bonus, over all steps of all envs
+    kept = optimizers | dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus)
+    kept["running_std"] = running_std
+    run = runs.Run(args, "impala_e3b_sofe", None, kept, more=("success",))
     global_step = run.start_step
     lock = threading.Lock()  # of the learner's weights, which the actor copies
-    rollouts = runs.Producer(partial(actor.collect, agent, explorer, lock), not args.sync)
-    started, next_copy, learning, waiting = time.perf_counter(), 0.0, 0.0, 0.0
+    collect = partial(actor.collect, agent, explorer, lock)
+    crash = partial(run.crash, "the actor failed")
+    rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)
     try:
         if args.resume is None:
             actor.reset(args.seed)
         num_iterations = -(-args.total_timesteps // B)  # rounded up
         for iteration in range(global_step // B, num_iterations):
-            clock = time.perf_counter()
-            if clock >= next_copy:  # of all weights: this may take a twentieth of the time
-                run.checkpoint(global_step)
-                next_copy = time.perf_counter() + 20 * (time.perf_counter() - clock)
-            clock = time.perf_counter()
-            try:
-                rollout = rollouts.get()
-            except Exception as error:
-                run.crash("the actor failed", error)
-            waiting += time.perf_counter() - clock
-            clock = time.perf_counter()
-
+            run.checkpoint(global_step, share=0.05)
+            rollout = rollouts.get()
             explorer_loss, raw_bonus = explorer(rollout)
-            bonus = raw_bonus
-            if args.bonus == "e3b":  # over its running standard deviation, of all steps of all envs
-                x = raw_bonus.double().cpu()
-                moments += torch.stack([torch.tensor(x.numel()), x.sum(), x.square().sum()])
-                variance = moments[2] / moments[0] - (moments[1] / moments[0]) ** 2
-                bonus = raw_bonus / variance.clamp(min=1e-8).sqrt().item()
-            int_rewards = args.beta * WEIGHTS[args.bonus] * bonus
+            deviation = running_std.update(raw_bonus) if args.bonus == "e3b" else 1.0
+            int_rewards = args.beta * WEIGHTS[args.bonus] * raw_bonus / deviation
             rewards = args.ext_coef * rollout["ext_rewards"] + int_rewards
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
@@ -598,29 +535,23 @@ def main(args: Args) -> dict[str, float]:
                 for optimizer in optimizers.values():
                     optimizer.step()
 
-            log, paid = {t: (info, ended) for t, info, ended in rollout["log"]}, int_rewards.cpu()
-            for t in range(T):
-                episode_bonus += paid[t]
-                if t in log:
-                    info, ended = log[t]
-                    step = global_step + (t + 1) * N
-                    run.log_episodes(step, info, ended, episode_bonus[ended].tolist())
+            for t, (info, ended) in enumerate(rollout["log"]):
+                episode_bonus += int_rewards[t]
+                if len(ended):
+                    step, bonuses = global_step + (t + 1) * N, episode_bonus[ended].tolist()
+                    run.log_episodes(step, info, ended, bonuses)
                     episode_bonus[ended] = 0
-            global_step += B
-            actor.saved = rollout["after"]
+            global_step, actor.saved = global_step + B, rollout["after"]
             losses = {f"losses/{k}": x for k, x in terms.items()}
             losses |= {"losses/explorer_loss": explorer_loss, "explore/bonus": int_rewards.mean()}
-            losses["explore/raw_bonus"] = raw_bonus.mean()  # without beta, weight, and deviation
+            losses["explore/raw_bonus"] = raw_bonus.mean()  # without beta, weight and deviation
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-            learning += time.perf_counter() - clock
-            seconds = actor.seconds | {"learner": learning, "waiting": waiting}
-            total = time.perf_counter() - started
-            run.log_times(global_step, {name: value / total for name, value in seconds.items()})
+            seconds = dict(zip(("inference", "environment", "bonus"), actor.seconds, strict=True))
+            run.log_times(global_step, seconds | {"learner_waits": rollouts.waited})
             due = args.eval_every and global_step % args.eval_every < B
             if due and iteration + 1 < num_iterations:
                 run.log_eval(global_step, evaluate(agent, explorer, args))  # once per eval_every
         run.checkpoint(global_step, write=True)
-        rollouts.close()
         metrics = evaluate(agent, explorer, args) if args.eval_episodes else {}
     finally:
         rollouts.close()

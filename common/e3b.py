@@ -232,5 +232,25 @@ class Ellipsoids:
             yield read(), final_phi
 
 
+class RunningStd:
+    """The standard deviation of all numbers met so far, however many come at once."""
+
+    def __init__(self):
+        self.moments = torch.zeros(3, dtype=torch.float64)  # how many, their sum, sum of squares
+
+    def update(self, x: Tensor) -> float:
+        """Take in x, of any shape; return the deviation with x, at least 1e-4."""
+        x = x.detach().cpu().double()
+        self.moments += torch.stack([torch.tensor(x.numel()), x.sum(), x.square().sum()])
+        mean, mean_square = self.moments[1:] / self.moments[0]
+        return max((mean_square - mean**2).clamp(min=0).sqrt().item(), 1e-4)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"moments": self.moments}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.moments = state["moments"].clone()
+
+
 def _numbers(env_ids: Any) -> list[int]:
     return env_ids.tolist() if hasattr(env_ids, "tolist") else list(env_ids)

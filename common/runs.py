@@ -207,34 +207,46 @@ def to_tensors(state: Any) -> Any:
 
 
 class Producer:
-    """Calls a function again and again: in a thread of its own, one result ahead, or when asked."""
+    """Calls a function again and again: in a thread of its own, one result ahead, or when asked.
 
-    def __init__(self, function: Callable[[], Any], threaded: bool):
-        self.function, self._stop = function, threading.Event()
+    waited   float   seconds that `get` has taken in all
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        threaded: bool,
+        on_error: Callable[[BaseException], NoReturn],
+    ):
+        self.function, self.on_error, self._stop = function, on_error, threading.Event()
         self._results: queue.Queue[Any] = queue.Queue(1)
+        self.waited = 0.0
         self._thread = threading.Thread(target=self._produce, daemon=True) if threaded else None
+
+    def _try(self) -> Any:
+        try:
+            return self.function()
+        except Exception as error:
+            return error
 
     def _produce(self) -> None:
         result = None
-        while not self._stop.is_set() and not isinstance(result, BaseException):
-            try:
-                result = self.function()
-            except BaseException as error:
-                result = error
+        while not self._stop.is_set() and not isinstance(result, Exception):
+            result = self._try()
             while not self._stop.is_set():
                 with contextlib.suppress(queue.Full):
                     self._results.put(result, timeout=0.1)
                     break
 
     def get(self) -> Any:
-        """The next result; raises what the function raised."""
-        if self._thread is None:
-            return self.function()
-        if self._thread.ident is None:
+        """The next result; calls on_error, here in the caller's thread, if the function raised."""
+        since = time.perf_counter()
+        if self._thread is not None and self._thread.ident is None:
             self._thread.start()
-        result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
+        result = self._try() if self._thread is None else self._results.get()
+        self.waited += time.perf_counter() - since
+        if isinstance(result, Exception):
+            self.on_error(result)
         return result
 
     def close(self) -> None:
@@ -341,6 +353,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._snapshot: bytes | None = None
         self._next_save = 0
+        self._next_copy = 0.0
         self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
         self._files: dict[str, io.TextIOWrapper] = {}
         self._columns: dict[str, list[str]] = {}
@@ -542,10 +555,11 @@ class Run:
         elif now - self._line_time >= PROGRESS_SECONDS or step >= self.args.total_timesteps:
             self._print_progress(step)
 
-    def log_times(self, step: int, shares: dict[str, float]) -> None:
-        """Show in TensorBoard only what no two runs have in common: shares of the time."""
+    def log_times(self, step: int, seconds: dict[str, float]) -> None:
+        """Show shares of the time since the start, in TensorBoard only: they are never alike."""
         with self._writing():
-            for name, share in shares.items():
+            for name, spent in seconds.items():
+                share = spent / (time.monotonic() - self._start_time)
                 self.writer.add_scalar(f"charts/time_{name}", share, step)
 
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
@@ -570,12 +584,16 @@ class Run:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, write: bool = False) -> None:
+    def checkpoint(self, step: int, write: bool = False, share: float = 1.0) -> None:
         """Remember the complete state of training, and write it every --checkpoint-every steps.
 
         step     int     env steps done
         write    bool    write it now
+        share    float   of the time, that this may take: else the call is passed over
         """
+        since = time.monotonic()
+        if since < self._next_copy and not write:
+            return
         with self._writing():
             for file in self._files.values():
                 file.flush()
@@ -611,6 +629,8 @@ class Run:
             self._save()
         every = self.args.checkpoint_every
         self._next_save = (step // every + 1) * every
+        now = time.monotonic()
+        self._next_copy = now + (now - since) * (1 / share - 1)
 
     def _save(self) -> None:
         """Write the state in memory."""

@@ -93,3 +93,27 @@ class ImageTrunk(nn.Module):
             for block in blocks:
                 x = x + block(x)
         return self.head(x)
+
+
+def make_trunk(env_id, hidden_dim, glyph_dim):
+    """The trunk for the observations of an environment."""
+    if env_id == "procgen-maze":
+        return ImageTrunk(hidden_dim)
+    return MiniHackTrunk(hidden_dim, glyph_dim)
+
+
+class Encoder(nn.Module):
+    """A trunk and a linear layer to psi, (M, d). [E3B]
+
+    With `unit`, psi has mean 0, because what all states have in common tells none apart, and then
+    length 1, so that no state is worth more than another for being long.
+    """
+
+    def __init__(self, env_id, hidden_dim, glyph_dim, embedding_dim, unit):
+        super().__init__()
+        self.trunk = make_trunk(env_id, hidden_dim, glyph_dim)
+        self.last, self.unit = nn.Linear(hidden_dim, embedding_dim), unit
+
+    def forward(self, obs):
+        x = self.last(self.trunk(obs))
+        return nn.functional.normalize(x - x.mean(1, keepdim=True), dim=1) if self.unit else x
