@@ -162,23 +162,21 @@ def augment(ellipsoids, args, env_ids=None):
     returns   (K, d) the diagonal of C_t^-1, or (K, d, d) all of it, of the envs env_ids (None: of
               all); times ridge, so that the eigenvalues are in [0, 1]. None without SOFE
     """
-    if args.augment == "none":
-        return None
-    show = ellipsoids.diagonal if args.augment == "diagonal" else ellipsoids.full
-    return args.ridge * show(env_ids)
+    if args.augment != "none":
+        show = ellipsoids.diagonal if args.augment == "diagonal" else ellipsoids.full
+        return args.ridge * show(env_ids)
 
 
 def make_phi_encoder(args):
     """Features (M, phi_dim) of phi: an MLP on the diagonal, a CNN on the matrix.
 
     [SOFE app:train_details] BatchNorm always uses its running statistics, in acting and learning,
-    else V-trace would correct for a policy that nobody followed; `main` moves them on.
+    else V-trace would correct for a policy that nobody followed; `backward` moves them on.
     """
     d, P, channels = args.embedding_dim, args.phi_dim, args.phi_channels
-    if args.augment == "none":
-        return None
-    if args.augment == "diagonal":
-        return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
+    if args.augment != "full":
+        mlp = nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
+        return mlp if args.augment == "diagonal" else None
     layers, inputs, size = [nn.Unflatten(1, (1, d))], 1, d
     for _ in range(5):
         convolution, norm = nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels)
@@ -194,7 +192,7 @@ class Agent(nn.Module):
         super().__init__()
         self.trunk = trunks.make_trunk(args.env_id, args.hidden_dim, args.glyph_dim)
         self.phi_encoder = make_phi_encoder(args)
-        features = args.hidden_dim + (args.phi_dim if args.augment != "none" else 0)
+        features = args.hidden_dim + args.phi_dim * (args.augment != "none")
         self.lstm = nn.LSTM(features, args.hidden_dim)
         self.actor = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
         self.critic = nn.Linear(args.hidden_dim, 1)
@@ -243,14 +241,13 @@ class Explorer(nn.Module):
             self.target = trunks.Encoder(*nets).requires_grad_(False)
 
     def forward(self, rollout):
-        """Loss (), sum over T and mean over N, and the bonus (T, N) of a rollout.
+        """Loss (), sum over T and mean over N, and the bonus (T, N); E3B's is what the actor paid.
 
-        E3B's bonus is what the actor paid. ICM and RND do not see the s' of the step that ends an
-        episode, but the next s_0: they neither learn from that step nor pay for it.
+        In a step that ends an episode the next s_0 stands for s': it is neither learned nor paid.
         """
         starts, actions = rollout["starts"], rollout["actions"]
         if self.bonus == "none":
-            return torch.zeros((), device=starts.device), rollout["bonus"]
+            return rollout["bonus"].sum(), rollout["bonus"]  # 0
         obs = {k: x.flatten(0, 1) for k, x in rollout["obs"].items()}
         psi = self.encoder(obs).unflatten(0, starts.shape)  # (T + 1, N, d)
         if self.bonus == "rnd":
@@ -258,8 +255,7 @@ class Explorer(nn.Module):
             error = (psi - target)[1:].norm(dim=2).masked_fill(starts[1:], 0.0)
             return error.mean(1).sum(), error.detach()
         scale = psi.shape[2] ** 0.5 if self.bonus == "e3b" else 1.0  # numbers of order one
-        logits = self.inverse(scale * torch.cat([psi[:-1], psi[1:]], dim=2))
-        logits = logits.permute(0, 2, 1)  # (T, A, N)
+        logits = self.inverse(scale * torch.cat([psi[:-1], psi[1:]], dim=2)).transpose(1, 2)
         inverse_loss = nn.functional.cross_entropy(logits, actions, reduction="none")
         inverse_loss = inverse_loss.masked_fill(starts[1:], 0.0).mean(1).sum()
         if self.bonus == "e3b":
@@ -445,9 +441,9 @@ class Actor:
         return rollout | {"log": list(zip(*log, strict=True)), "after": self.state()}
 
     def state(self):
-        ellipsoids = None if self.ellipsoids is None else self.ellipsoids.get_state()
-        state = {"memory": self.memory, "starts": self.starts, "ellipsoids": ellipsoids}
-        return state | {"envs": self.envs.get_state()}
+        state = {"memory": self.memory, "starts": self.starts, "envs": self.envs.get_state()}
+        ellipsoids = {} if self.ellipsoids is None else self.ellipsoids.get_state()
+        return state | {"ellipsoids": ellipsoids}
 
     def get_state(self):
         """Where the last rollout that was learned from ended; the actor itself may be further."""
@@ -505,18 +501,16 @@ def main(args: Args) -> dict[str, float]:
         optimizers["explorer_optimizer"] = optimizer(explorer.parameters())
     episode_bonus = torch.zeros(N, device=device)
     running_std = e3b.RunningStd()  # of E3B's bonus, over all steps of all envs
-    kept = optimizers | dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus)
-    kept["running_std"] = running_std
+    kept = dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus, std=running_std)
+    kept |= optimizers
     run = runs.Run(args, "impala_e3b_sofe", None, kept, more=("success",))
-    global_step = run.start_step
+    global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     lock = threading.Lock()  # of the learner's weights, which the actor copies
-    collect = partial(actor.collect, agent, explorer, lock)
-    crash = partial(run.crash, "the actor failed")
+    collect, crash = partial(actor.collect, agent, explorer, lock), partial(run.crash, "the actor")
     rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)
     try:
         if args.resume is None:
             actor.reset(args.seed)
-        num_iterations = -(-args.total_timesteps // B)  # rounded up
         for iteration in range(global_step // B, num_iterations):
             run.checkpoint(global_step, share=0.05)
             rollout = rollouts.get()
@@ -538,8 +532,8 @@ def main(args: Args) -> dict[str, float]:
             for t, (info, ended) in enumerate(rollout["log"]):
                 episode_bonus += int_rewards[t]
                 if len(ended):
-                    step, bonuses = global_step + (t + 1) * N, episode_bonus[ended].tolist()
-                    run.log_episodes(step, info, ended, bonuses)
+                    bonuses = episode_bonus[ended].tolist()
+                    run.log_episodes(global_step + (t + 1) * N, info, ended, bonuses)
                     episode_bonus[ended] = 0
             global_step, actor.saved = global_step + B, rollout["after"]
             losses = {f"losses/{k}": x for k, x in terms.items()}
