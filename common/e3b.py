@@ -83,7 +83,7 @@ class Ellipsoids:
                 self.diagonals[i] = 1 / self.ridge
 
     def _solve(self, embedding: Tensor, env_ids: list[int]) -> tuple[Tensor, Tensor]:
-        """u = C^-1 psi (K, d) and b = psi^T u (K,); the bonus cannot be negative."""
+        """u = C^-1 psi, (K, d), and b = psi^T u, (K,)."""
         if self.device.type != "cpu" and self.form == "dense":
             everyone = len(env_ids) == self.num_envs
             inv_cov = self.inv_cov if everyone else self.inv_cov[env_ids]
@@ -97,13 +97,13 @@ class Ellipsoids:
                     v = self.factors[i, : self.updates[i]]
                     torch.div(psi, self.ridge, out=u[row])
                     u[row].addmv_(v.T, torch.mv(v, psi), alpha=-1)
-        return u, (embedding * u).sum(1).clamp(min=0)
+        return u, (embedding * u).sum(1)
 
     def bonus(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
         """psi^T C^-1 psi without an update. [E3B eq. 1]
 
         embedding   (K, d) float32   psi in the envs env_ids (None: in all, K = N)
-        returns     (K,)   float32   >= 0
+        returns     (K,)   float32   > 0; at most |psi|^2 / ridge, in an episode's first update
         """
         return self._solve(self._own(embedding), self._ids(env_ids, embedding))[1]
 
