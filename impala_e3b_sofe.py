@@ -151,7 +151,7 @@ def visit(ellipsoids, embedding, env_ids=None):
     returns      (K,)     b, in [0, 1 / ridge]
     """
     u = ellipsoids.solve(embedding, env_ids)
-    bonus = (embedding * u).sum(1).clamp(min=0)
+    bonus = (embedding * u).sum(1)
     ellipsoids.subtract(u / (1 + bonus).sqrt().unsqueeze(1), env_ids)  # C^-1 -= v v^T
     return bonus
 

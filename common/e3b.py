@@ -126,15 +126,19 @@ class Ellipsoids:
             self.updates[i] += 1
 
     def bonus(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
-        """psi^T C^-1 psi (K,) without an update, >= 0; the rest as in `solve`. [E3B eq. 1]"""
+        """psi^T C^-1 psi without an update. [E3B eq. 1]
+
+        embedding, env_ids   as in `solve`
+        returns   (K,) float32   > 0; at most |psi|^2 / ridge, in an episode's first update
+        """
         own = self._own(embedding)
-        return (own * self.solve(own, env_ids)).sum(1).clamp(min=0)
+        return (own * self.solve(own, env_ids)).sum(1)
 
     def update(self, embedding: Tensor, env_ids: Any = None) -> Tensor:
         """Add psi psi^T to C in each env, each at most once; return the bonus from before."""
         own = self._own(embedding)
         u = self.solve(own, env_ids)
-        bonus = (own * u).sum(1).clamp(min=0)
+        bonus = (own * u).sum(1)
         self.subtract(u / (1 + bonus).sqrt().unsqueeze(1), env_ids)
         return bonus
 

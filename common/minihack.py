@@ -58,8 +58,8 @@ def level_seed(seed: int, env: int, episode: int, split: str = "train", num_leve
     num_levels   int   how many levels there are in the split (0: LEVELS)
     returns      int   in [0, LEVELS) for training, in [LEVELS, 2 LEVELS) for evaluation
     """
-    words = np.random.SeedSequence([seed, env, episode]).generate_state(2, np.uint64)
-    return int(words[0] % (num_levels or LEVELS)) + (LEVELS if split == "eval" else 0)
+    words = np.random.SeedSequence([seed, env, episode]).generate_state(1, np.uint64).tolist()
+    return words[0] % (num_levels or LEVELS) + (LEVELS if split == "eval" else 0)
 
 
 @contextlib.contextmanager
@@ -67,8 +67,10 @@ def _python_random(seed: int) -> Iterator[None]:
     """Seed Python's own generator, which some levels draw from, and put it back."""
     state = random.getstate()
     random.seed(seed)
-    yield
-    random.setstate(state)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def make_game(env_id: str, penalty_step: float = 0.0) -> gym.Env:
@@ -92,7 +94,7 @@ def make_game(env_id: str, penalty_step: float = 0.0) -> gym.Env:
             penalty_step=penalty_step,
             fix_moon_phase=True,  # else a full moon or a Friday 13th changes the game
         )
-    # NLE would leave the level at the end of an episode and overwrite the observation with that.
+    # NLE would quit where an episode ends and overwrite the observation with that: see `restart`.
     game._quit_game = lambda observation, done: None
     game._patch_nhdat = lambda des_file: compile_level(game, des_file)
     if game.reward_manager is None:
@@ -105,6 +107,23 @@ def make_game(env_id: str, penalty_step: float = 0.0) -> gym.Env:
             for key, buffer in zip(game._observation_keys, nethack._obs, strict=True)
         )
     return game
+
+
+def restart(game: gym.Env, seed: int, running: bool) -> dict[str, np.ndarray]:
+    """Begin the episode that a seed fixes, layout and chance; return its first observation.
+
+    running   bool   the game has been begun before: it is quit first, or some memory would be lost
+    """
+    if running and not game.nethack._pynethack.done():
+        type(game)._quit_game(game, game.last_observation, False)
+    for name in ("logfile", "xlogfile"):  # a line for each game ever played
+        with contextlib.suppress(OSError):
+            os.truncate(Path(game.nethack._vardir) / name, 0)
+    if hasattr(game, "minigrid_env"):  # draws the rooms, in each reset
+        game.minigrid_env.unwrapped.np_random, _ = gym.utils.seeding.np_random(seed)
+    game.nethack.set_initial_seeds(seed, seed, False)
+    with _python_random(seed):
+        return game.reset()[0]
 
 
 def compile_level(game: gym.Env, des_file: str) -> None:
@@ -186,6 +205,7 @@ class Games:
         self.seed = 0
         self.episodes = np.zeros(count, np.int64)
         self.lengths = np.zeros(count, np.int64)
+        self.running = [False] * count
 
     def describe(self) -> tuple[int, int]:
         """How many actions there are, and the time limit in steps."""
@@ -197,16 +217,10 @@ class Games:
 
     def _start(self, i: int) -> None:
         """Begin the current episode of one env."""
-        game = self.games[i]
-        seed = level_seed(
-            self.seed, self.first + i, int(self.episodes[i]), self.split, self.num_levels
-        )
-        if hasattr(game, "minigrid_env"):  # draws its rooms itself, at each reset
-            game.minigrid_env.unwrapped.np_random, _ = gym.utils.seeding.np_random(seed)
-        game.nethack.set_initial_seeds(seed, seed, False)
-        with _python_random(seed):
-            observation, _ = game.reset()
-        self._write(i, observation)
+        place = (self.seed, self.first + i, int(self.episodes[i]))
+        seed = level_seed(*place, self.split, self.num_levels)
+        self._write(i, restart(self.games[i], seed, self.running[i]))
+        self.running[i] = True
         self.lengths[i] = 0
 
     def reset(self, seed: int, episodes: np.ndarray, actions: list[np.ndarray]) -> None:
@@ -353,7 +367,8 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
                   closed door opens when it is walked into, not diagonally
     Reward        1 at the goal (levels with rewards of their own: those), and `penalty_step` where
                   no time passes in the game in a step; -0.01 is the package's own
-    End           goal or death (terminated), or `max_steps` steps (truncated), not observed
+    End           goal or death (terminated), or `max_steps` steps (truncated), not observed; after
+                  a death NetHack shows an empty map and zeros
     Optimal       1
     Levels        see `level_seed`: an episode's level and chance are fixed by the run's seed, the
                   env's index and the number of the episode. Neither the number of workers nor the
@@ -457,6 +472,8 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
                 worker.send(name, *(values[i] if values else ()))
             answers = [worker.receive() for worker in self._workers]
         except Exception:
+            for worker in self._workers:
+                worker.process.kill()
             self._finalizer()
             raise
         self._busy = False
