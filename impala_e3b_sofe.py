@@ -19,8 +19,8 @@ Order of events in a step: act on (obs, phi_t); step; pay for the true s' from t
 it, then add it; where an episode ended, a new ellipsoid with s_0; only then phi_{t+1}. A time limit
 is no death: V(s') is bootstrapped, by the actor, with the old episode's phi and memory. The psi of
 bonus and phi is the actor's copy, renewed once per rollout, and the ellipsoid keeps embeddings as
-they were: the learner, whose own psi has moved on, sees the phi that was acted on, and is paid the
-bonus that belongs to it. docs/impala_e3b_sofe.md lists all deviations from the published code.
+they were: the learner, whose own psi has moved on, sees the phi that was acted on and its bonus.
+docs/impala_e3b_sofe.md lists all deviations from the published code.
 """
 
 import copy
@@ -119,26 +119,28 @@ class Args:
         return self.num_steps * self.num_envs
 
     def __post_init__(self):
-        sofe, full = self.augment != "none", self.augment == "full"
-        smallest = 2**5 if self.pool_stride == 2 else 5 + 1  # five poolings leave one pixel
-        too_small = self.embedding_dim < smallest
+        sofe, full, d = self.augment != "none", self.augment == "full", self.embedding_dim
+        least = 2**5 if self.pool_stride == 2 else 5 + 1  # five poolings leave one pixel
         runs.check_args(
             self,
             "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma "
             "penalty_step num_workers",
             "gamma",
             ("--augment and --bonus: only e3b has an ellipsoid", sofe and self.bonus != "e3b"),
-            (f"--embedding-dim and --augment full: at least {smallest}", full and too_small),
+            (f"--embedding-dim: {least} or more for --augment full", full and d < least),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
         )
 
 
 def make_envs(args, num_envs, split):
     """N envs with SAME_STEP autoreset on the levels of a split, "train" or "eval"."""
-    if args.env_id == "procgen-maze":
-        return procgen.ProcgenVecEnv("maze", num_envs, split=split)
-    size, penalty = (num_envs, args.num_workers), -args.penalty_step
-    return minihack.MiniHackVecEnv(args.env_id, *size, penalty_step=penalty, split=split)
+    try:
+        if args.env_id == "procgen-maze":
+            return procgen.ProcgenVecEnv("maze", num_envs, split=split)
+        size, penalty = (num_envs, args.num_workers), -args.penalty_step
+        return minihack.MiniHackVecEnv(args.env_id, *size, penalty_step=penalty, split=split)
+    except (ModuleNotFoundError, ValueError) as error:
+        runs.fail(f"--env-id {args.env_id}: {error}")
 
 
 # What the paper is about: pay for what the ellipsoid does not hold yet, add it, show the ellipsoid.
@@ -174,9 +176,8 @@ def make_phi_encoder(args):
     else V-trace would correct for a policy that nobody followed; `backward` moves them on.
     """
     d, P, channels = args.embedding_dim, args.phi_dim, args.phi_channels
-    if args.augment != "full":
-        mlp = nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
-        return mlp if args.augment == "diagonal" else None
+    if args.augment == "diagonal":
+        return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
     layers, inputs, size = [nn.Unflatten(1, (1, d))], 1, d
     for _ in range(5):
         convolution, norm = nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels)
@@ -191,7 +192,7 @@ class Agent(nn.Module):
     def __init__(self, envs, args):
         super().__init__()
         self.trunk = trunks.make_trunk(args.env_id, args.hidden_dim, args.glyph_dim)
-        self.phi_encoder = make_phi_encoder(args)
+        self.phi_encoder = None if args.augment == "none" else make_phi_encoder(args)
         features = args.hidden_dim + args.phi_dim * (args.augment != "none")
         self.lstm = nn.LSTM(features, args.hidden_dim)
         self.actor = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
@@ -296,7 +297,7 @@ def impala_loss(agent, rollout, phi_features, rewards, args):
     rollout        as `Actor.collect` returns it
     phi_features   (T + 1, N, P)   None without SOFE
     rewards        (T, N)          weighted and clamped
-    returns        loss (), and its terms and diagnostics as a dict of detached () tensors
+    returns        loss (), and a dict of detached () tensors
     """
     policy, values, _ = agent(rollout["obs"], phi_features, rollout["starts"], rollout["memory"])
     policy = torch.distributions.Categorical(logits=policy.logits[:-1], validate_args=False)
@@ -326,9 +327,9 @@ def backward(agent, rollout, rewards, args):
         loss, terms = impala_loss(agent, rollout, phi_features, rewards, args)
         loss.backward()
         return terms
-    size = args.num_envs, args.embedding_dim, args.ridge, rewards.device
-    met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"], True
-    rebuild = partial(e3b.Ellipsoids(*size, "dense").rebuild, rollout["first"], *met)
+    replica = e3b.Ellipsoids(args.num_envs, args.embedding_dim, args.ridge, rewards.device, "dense")
+    met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
+    rebuild = partial(replica.rebuild, rollout["first"], *met, full=True)
     with torch.no_grad():
         features = torch.stack([encoder(args.ridge * inv_cov) for inv_cov, _ in rebuild()])
     loss, terms = impala_loss(agent, rollout, features.requires_grad_(), rewards, args)
@@ -348,10 +349,9 @@ class Actor:
     def __init__(self, envs, agent, explorer, args):
         self.envs, self.args, N = envs, args, envs.num_envs
         self.agent, self.explorer = copy.deepcopy(agent), copy.deepcopy(explorer)
-        self.device = agent.critic.bias.device
-        self.starts = torch.ones(N, dtype=torch.bool, device=self.device)
+        self.device, self.ellipsoids = agent.critic.bias.device, None
         self.memory = torch.zeros((2, N, args.hidden_dim), device=self.device)
-        self.ellipsoids = None
+        self.starts = torch.ones_like(self.memory[0, :, 0], dtype=torch.bool)
         if args.bonus == "e3b":
             form = "dense" if args.augment == "full" else "auto"
             size = N, args.embedding_dim, args.ridge, self.device
@@ -388,15 +388,14 @@ class Actor:
         actions = policy.probs[0].multinomial(1, generator=generator).squeeze(1)
         actions[:greedy] = policy.logits[0, :greedy].argmax(1)
         step |= {"actions": actions, "logprobs": policy.log_prob(actions)[0]}
-        chosen = actions.cpu().numpy()
+        actions = actions.cpu().numpy()  # waits for the device
         clock.append(time.perf_counter())
-        obs, rewards, terminated, truncated, info = self.envs.step(chosen)
+        obs, rewards, terminated, truncated, info = self.envs.step(actions)
         clock.append(time.perf_counter())
         outcome = dict(terminations=terminated, truncations=truncated)
         step |= self.to_device(outcome | {"ext_rewards": np.float32(rewards)})
         step["bonus"], step["final_values"] = torch.zeros((2, len(rewards)), device=self.device)
         self.obs, self.starts = self.to_device(obs), step["terminations"] | step["truncations"]
-
         # The bonus of the true s' from the ellipsoid before it, then the visit.
         ended, cut = np.flatnonzero(terminated | truncated), np.flatnonzero(truncated)
         next_obs = self.to_device(info["final_obs"]) if len(ended) else self.obs
@@ -409,10 +408,10 @@ class Actor:
             final = final_obs, augment(ellipsoids, self.args, cut), no_start, self.memory[:, cut]
             step["final_values"][cut] = self.read(*final)[1][0]
         if ellipsoids is not None and len(ended):
-            starting = self.explorer.encoder({k: x[ended] for k, x in self.obs.items()})
-            step["start_embedding"][ended] = starting
+            start = self.explorer.encoder({k: x[ended] for k, x in self.obs.items()})
+            step["start_embedding"][ended] = start
             ellipsoids.reset(ended)
-            visit(ellipsoids, starting, ended)  # s_0 counts
+            visit(ellipsoids, start, ended)  # s_0 counts
         self.seconds += np.diff([*clock, time.perf_counter()])
         return step, info, ended
 
@@ -420,9 +419,9 @@ class Actor:
     def collect(self, agent, explorer, lock):
         """Take the learner's weights, then T steps.
 
-        returns   dict: what `step` returns, (T, N, ...); obs, starts and phi with one row more;
-                  memory and first (the ellipsoids), both before the first step; log, T pairs of
-                  (info, ended); after, the actor's state after the last step
+        returns   dict of what `step` gives, (T, N, ...), obs, starts and phi with one row more;
+                  memory and first, the ellipsoids, from before; log, T pairs of info and ended; and
+                  after, the actor's state
         """
         with lock:
             self.agent.load_state_dict(agent.state_dict())
@@ -432,7 +431,7 @@ class Actor:
             rollout["first"] = self.ellipsoids.get_state()
         steps, *log = zip(*(self.step() for _ in range(self.args.num_steps)), strict=True)
         last = {"starts": self.starts}
-        if self.args.augment == "diagonal":
+        if "phi" in steps[0]:
             last["phi"] = augment(self.ellipsoids, self.args)
         for k in steps[0].keys() - {"obs"}:
             rollout[k] = torch.stack([s[k] for s in steps] + ([last[k]] if k in last else []))
@@ -442,8 +441,7 @@ class Actor:
 
     def state(self):
         state = {"memory": self.memory, "starts": self.starts, "envs": self.envs.get_state()}
-        ellipsoids = {} if self.ellipsoids is None else self.ellipsoids.get_state()
-        return state | {"ellipsoids": ellipsoids}
+        return state | {"ellipsoids": self.ellipsoids and self.ellipsoids.get_state()}
 
     def get_state(self):
         """Where the last rollout that was learned from ended; the actor itself may be further."""
@@ -462,7 +460,7 @@ def evaluate(agent, explorer, args):
     """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
 
     returns   eval/greedy_return, _length, _coverage, _success and eval/sampled_..., means over E
-              episodes on levels that are not trained on; no coverage where there is no position
+              episodes of levels that are not trained on; those that are NaN are left out
     """
     E, names = args.eval_episodes, ("return", "length", "coverage", "success")
     envs, results, metrics = make_envs(args, 2 * E, "eval"), np.full((4, 2 * E), np.nan), {}
@@ -487,23 +485,17 @@ def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "impala_e3b_sofe")
     device = runs.set_up(args)  # seeds and threads as well
     N, B = args.num_envs, args.batch_size
-    try:
-        envs = make_envs(args, N, "train")
-    except (ModuleNotFoundError, ValueError) as error:
-        runs.fail(f"--env-id {args.env_id}: {error}")
+    envs = make_envs(args, N, "train")
     agent, explorer = Agent(envs, args).to(device), Explorer(envs, args).to(device)
     actor = Actor(envs, agent, explorer, args)
     rmsprop = partial(torch.optim.RMSprop, lr=args.learning_rate, alpha=0.99, eps=1e-5)
     optimizers = {"optimizer": rmsprop(agent.parameters())}
     if args.bonus != "none":
-        adam = partial(torch.optim.Adam, lr=args.learning_rate)
-        optimizer = adam if args.bonus == "e3b" else rmsprop
-        optimizers["explorer_optimizer"] = optimizer(explorer.parameters())
-    episode_bonus = torch.zeros(N, device=device)
-    running_std = e3b.RunningStd()  # of E3B's bonus, over all steps of all envs
+        kind = partial(torch.optim.Adam, lr=args.learning_rate) if args.bonus == "e3b" else rmsprop
+        optimizers["explorer_optimizer"] = kind(explorer.parameters())
+    episode_bonus, running_std = torch.zeros(N, device=device), e3b.RunningStd()
     kept = dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus, std=running_std)
-    kept |= optimizers
-    run = runs.Run(args, "impala_e3b_sofe", None, kept, more=("success",))
+    run = runs.Run(args, "impala_e3b_sofe", None, kept | optimizers, more=("success",))
     global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     lock = threading.Lock()  # of the learner's weights, which the actor copies
     collect, crash = partial(actor.collect, agent, explorer, lock), partial(run.crash, "the actor")
@@ -515,19 +507,19 @@ def main(args: Args) -> dict[str, float]:
             run.checkpoint(global_step, share=0.05)
             rollout = rollouts.get()
             explorer_loss, raw_bonus = explorer(rollout)
+            # E3B's is divided by its running deviation, over all steps of all envs.
             deviation = running_std.update(raw_bonus) if args.bonus == "e3b" else 1.0
             int_rewards = args.beta * WEIGHTS[args.bonus] * raw_bonus / deviation
             rewards = args.ext_coef * rollout["ext_rewards"] + int_rewards
-            for optimizer in optimizers.values():
-                optimizer.zero_grad()
             terms = backward(agent, rollout, rewards.clamp(-1, 1), args)
-            if args.bonus != "none":
+            if explorer_loss.requires_grad:
                 explorer_loss.backward()
             for network in (agent, *explorer.children()):
                 nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
             with lock:
                 for optimizer in optimizers.values():
                     optimizer.step()
+                    optimizer.zero_grad()
 
             for t, (info, ended) in enumerate(rollout["log"]):
                 episode_bonus += int_rewards[t]
@@ -542,9 +534,9 @@ def main(args: Args) -> dict[str, float]:
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
             seconds = dict(zip(("inference", "environment", "bonus"), actor.seconds, strict=True))
             run.log_times(global_step, seconds | {"learner_waits": rollouts.waited})
-            due = args.eval_every and global_step % args.eval_every < B
+            due = args.eval_every and global_step % args.eval_every < B  # once per eval_every
             if due and iteration + 1 < num_iterations:
-                run.log_eval(global_step, evaluate(agent, explorer, args))  # once per eval_every
+                run.log_eval(global_step, evaluate(agent, explorer, args))
         run.checkpoint(global_step, write=True)
         metrics = evaluate(agent, explorer, args) if args.eval_episodes else {}
     finally:
