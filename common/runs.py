@@ -54,6 +54,7 @@ RESUMABLE = (
     "total_timesteps",
     "device",
     "num_threads",
+    "num_workers",
     "checkpoint_every",
     "eval_every",
     "eval_episodes",

@@ -84,7 +84,19 @@ class Recorder:
         return getattr(self.envs, name)
 
 
-def make_rollout(**settings):
+class Cells(torch.nn.Module):
+    """A psi that tells all cells apart, which an encoder does not before it has learned."""
+
+    def __init__(self, d):
+        super().__init__()
+        table = torch.nn.functional.normalize(torch.randn(21, 79, d), dim=2)
+        self.table = torch.nn.Parameter(table)
+
+    def forward(self, obs):
+        return self.table[obs["blstats"][:, 1], obs["blstats"][:, 0]]
+
+
+def make_rollout(cells=False, **settings):
     """Networks, the recorded environments and a rollout without lag."""
     torch.manual_seed(0)
     args = Args(**(TINY | {"num_envs": 3, "num_steps": 11} | settings))
@@ -93,6 +105,8 @@ def make_rollout(**settings):
     with torch.no_grad():  # else all policies and values are nearly alike at first
         agent.actor.weight.mul_(20)
         agent.critic.weight.mul_(20)
+    if cells:
+        explorer.encoder = Cells(args.embedding_dim)
     actor = Actor(envs, agent, explorer, args)
     actor.reset(3)
     OPEN.append(envs.envs)
@@ -220,7 +234,7 @@ def test_without_lag_all_ratios_are_one(env_id, augment):
 @pytest.mark.parametrize("augment", ["none", "diagonal", "full"])
 def test_bonus_phi_and_final_values_from_the_observations_alone(augment):
     """C by its definition in float64, V(s') by reading the episode from its start."""
-    args, envs, agent, explorer, _, rollout = make_rollout(augment=augment)
+    args, envs, agent, explorer, _, rollout = make_rollout(cells=True, augment=augment)
 
     def psi(obs, i):
         with torch.no_grad():
@@ -230,7 +244,7 @@ def test_bonus_phi_and_final_values_from_the_observations_alone(augment):
     def start(obs, i):
         return args.ridge * np.eye(args.embedding_dim) + np.outer(psi(obs, i), psi(obs, i))
 
-    obs, cut = envs.first, 0
+    obs, cut, apart = envs.first, 0, 0
     C = [start(obs, i) for i in range(3)]
     episode = [[] for _ in range(3)]
     for t, (_, next_obs, _, terminated, truncated, info) in enumerate(envs.seen):
@@ -238,6 +252,7 @@ def test_bonus_phi_and_final_values_from_the_observations_alone(augment):
         for i in range(3):
             inverse, embedding = np.linalg.inv(C[i]), psi(true, i)
             assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+            apart += embedding @ psi(next_obs, i) < 0.8  # s' and the next s_0
             assert rollout["bonus"][t, i].item() == pytest.approx(
                 embedding @ inverse @ embedding, rel=1e-3, abs=1e-5
             )
@@ -265,7 +280,7 @@ def test_bonus_phi_and_final_values_from_the_observations_alone(augment):
             if terminated[i] or truncated[i]:
                 C[i], episode[i] = start(next_obs, i), []
         obs = next_obs
-    assert cut > 4
+    assert cut > 4 and apart > 1
 
 
 def test_the_gradient_in_two_stages_is_the_gradient():
