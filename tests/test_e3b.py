@@ -168,7 +168,7 @@ def test_a_state_is_a_copy_and_goes_on_alike(form):
     kept = {key: value.clone() for key, value in state.items() if torch.is_tensor(value)}
     two.set_state(state)
     two.reset([0])
-    two.update(unit(2, 8, seed=77))
+    two.update(unit(1, 8, seed=77), [0])
     one.update(unit(2, 8, seed=5))
     assert all(torch.equal(state[key], value) for key, value in kept.items())
     two.set_state(state)

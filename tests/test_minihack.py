@@ -145,6 +145,9 @@ def test_chance_within_a_level_is_seeded_too(make):
     """Monsters move, traps are hidden, stairs and start are drawn: all alike in two runs."""
     one, two = (make("MiniHack-Room-Ultimate-15x15-v0", 2) for _ in range(2))
     assert_same(one.reset(seed=4)[0], two.reset(seed=4)[0])
+    seed = level_seed(4, 0, 0)
+    core, disp, reseed, _ = one._games.games[0].get_seeds()
+    assert (core, disp) == (seed, seed) and not reseed  # else it draws a seed of its own at times
     for left, right in zip(play(one, 150), play(two, 150), strict=True):
         assert_same(left, right)
 
@@ -207,6 +210,18 @@ def test_same_observations_and_rewards_as_the_package(make):
                 break
     assert penalised > 10
     theirs.close()
+
+
+def test_only_what_is_asked_for_is_made_unless_a_level_s_rewards_need_more(make):
+    """Descriptions of all cells in words take half of a step; some skills read the inventory."""
+    for env_id, size in ((ROOM, 0), ("MiniHack-Eat-v0", 21 * 79 * 80)):
+        envs = make(env_id, 1, max_steps=10)
+        game = envs._games.games[0]
+        place = game._observation_keys.index("screen_descriptions")
+        assert (game.reward_manager is None) == (size == 0)
+        envs.reset(seed=1)
+        for _ in play(envs, 12):
+            assert game.last_observation[place].size == size
 
 
 def test_compiled_levels_have_the_bytes_of_the_package():
@@ -452,9 +467,10 @@ def test_a_stopped_worker_is_named(make, monkeypatch):
     process = envs._workers[0].process
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(minihack, "DEAD_AFTER", 1)
+    start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"worker 0 \(process \d+, env 0\) has not answered"):
         envs.step(np.zeros(1, int))
-    assert process.poll() is not None
+    assert process.poll() is not None and time.monotonic() - start < 4
 
 
 def test_an_error_in_a_worker_comes_in_one_line(make):
