@@ -88,12 +88,16 @@ def make_game(env_id: str, penalty_step: float = 0.0) -> gym.Env:
         if env_id not in gym.registry or "minihack" not in str(gym.spec(env_id).entry_point):
             raise ValueError(f"no MiniHack level {env_id!r}; MiniHack-MultiRoom-N6-v0 is one")
         spec = gym.spec(env_id)
-        game = gym.envs.registration.load_env_creator(spec.entry_point)(
-            **spec.kwargs,
-            observation_keys=tuple(OBSERVATIONS),
-            penalty_step=penalty_step,
-            fix_moon_phase=True,  # else a full moon or a Friday 13th changes the game
-        )
+        try:
+            game = gym.envs.registration.load_env_creator(spec.entry_point)(
+                **spec.kwargs,
+                observation_keys=tuple(OBSERVATIONS),
+                penalty_step=penalty_step,
+                fix_moon_phase=True,  # else a full moon or a Friday 13th changes the game
+            )
+        except Exception as error:  # Boxoban wants maps, Crossing another minigrid, Custom a level
+            reason = f"{type(error).__name__} {error}".strip()
+            raise ValueError(f"MiniHack cannot make {env_id}: {reason}") from error
     # NLE would quit where an episode ends and overwrite the observation with that: see `restart`.
     game._quit_game = lambda observation, done: None
     game._patch_nhdat = lambda des_file: compile_level(game, des_file)

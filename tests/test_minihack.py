@@ -491,6 +491,15 @@ def test_an_unknown_level_is_named_by_the_worker():
                 MiniHackVecEnv(env_id, 1, workers)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "reason"),
+    [("Boxoban-Hard", "download maps"), ("SimpleCrossingS9N1", "AssertionError")],
+)
+def test_a_level_that_the_package_cannot_make_says_why(env_id, reason):
+    with pytest.raises(ValueError, match=f"cannot make MiniHack-{env_id}-v0: .*{reason}"):
+        MiniHackVecEnv(f"MiniHack-{env_id}-v0", 1, 0)
+
+
 def test_a_step_that_was_interrupted_cannot_be_mended(make, monkeypatch):
     envs = make(ROOM, 1, 1)
     envs.reset(seed=1)
