@@ -88,12 +88,16 @@ def make_game(env_id: str, penalty_step: float = 0.0) -> gym.Env:
         if env_id not in gym.registry or "minihack" not in str(gym.spec(env_id).entry_point):
             raise ValueError(f"no MiniHack level {env_id!r}; MiniHack-MultiRoom-N6-v0 is one")
         spec = gym.spec(env_id)
-        game = gym.envs.registration.load_env_creator(spec.entry_point)(
-            **spec.kwargs,
-            observation_keys=tuple(OBSERVATIONS),
-            penalty_step=penalty_step,
-            fix_moon_phase=True,  # else a full moon or a Friday 13th changes the game
-        )
+        try:
+            game = gym.envs.registration.load_env_creator(spec.entry_point)(
+                **spec.kwargs,
+                observation_keys=tuple(OBSERVATIONS),
+                penalty_step=penalty_step,
+                fix_moon_phase=True,  # else a full moon or a Friday 13th changes the game
+            )
+        except Exception as error:  # Boxoban wants maps, Crossing another minigrid, Custom a level
+            reason = f"{type(error).__name__} {error}".strip()
+            raise ValueError(f"MiniHack cannot make {env_id}: {reason}") from error
     # NLE would quit where an episode ends and overwrite the observation with that: see `restart`.
     game._quit_game = lambda observation, done: None
     game._patch_nhdat = lambda des_file: compile_level(game, des_file)
@@ -261,8 +265,11 @@ class Games:
             game.close()
 
 
-def serve(connection_fd: int, memory_fd: int, num_envs: int) -> None:
-    """What a worker does: obey until the other end is closed, which the end of its process does."""
+def serve(connection_fd: int, memory_fd: int, num_envs: int, folder: str) -> None:
+    """What a worker does: obey until the other end is closed, which the end of its process does.
+
+    folder   str   of this worker alone, for the files of NetHack; removed at the end
+    """
     for fd in (connection_fd, memory_fd):
         os.set_inheritable(fd, False)
     connection = multiprocessing.connection.Connection(connection_fd)
@@ -288,7 +295,7 @@ def serve(connection_fd: int, memory_fd: int, num_envs: int) -> None:
     finally:
         if games is not None:
             games.close()
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # of this worker alone
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Worker:
@@ -296,9 +303,9 @@ class Worker:
 
     def __init__(self, index: int, first: int, count: int, num_envs: int, memory_fd: int):
         ours, theirs = socket.socketpair()
-        self.temporary = tempfile.mkdtemp(prefix="sofe-minihack-")  # NetHack's files
+        self.folder = tempfile.mkdtemp(prefix="sofe-minihack-")
         root = str(Path(__file__).resolve().parent.parent)
-        call = f"serve({theirs.fileno()}, {memory_fd}, {num_envs})"
+        call = f"serve({theirs.fileno()}, {memory_fd}, {num_envs}, {self.folder!r})"
         # Not by the name of this file: its folder must not be where `import minihack` looks.
         code = (
             f"import sys; sys.path.insert(0, {root!r}); from common.minihack import serve; {call}"
@@ -311,7 +318,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), memory_fd),
                 start_new_session=True,
-                env=os.environ | threads | {"TMPDIR": self.temporary},
+                env=os.environ | threads | {"TMPDIR": self.folder},
             )
         self.connection = multiprocessing.connection.Connection(ours.detach())
         envs = f"env {first}" if count == 1 else f"envs {first} to {first + count - 1}"
@@ -350,7 +357,7 @@ def _stop(workers: list[Worker]) -> None:
         except subprocess.TimeoutExpired:
             worker.process.kill()
             worker.process.wait()
-        shutil.rmtree(worker.temporary, ignore_errors=True)
+        shutil.rmtree(worker.folder, ignore_errors=True)
     workers.clear()
 
 
@@ -430,6 +437,7 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
         if num_workers == 0:
             self._arrays = _lay_out(num_envs, mmap.mmap(-1, size))[1]
             self._games = Games(self._arrays, env_id, 0, num_envs, *settings)
+            self._bounds = [(0, num_envs)]
             described = self._games.describe()
         else:
             with _anonymous_file(size) as memory:
@@ -462,15 +470,18 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
         self.visited = np.zeros((num_envs, *MAP), bool)
         self.cells = np.zeros((num_envs, 2), np.int64)
 
-    def _call(self, name: str, values: list[tuple] | None = None) -> list[Any]:
-        """Have all workers do something at once; values are those of each worker."""
-        if self._busy:
-            raise RuntimeError("a step was interrupted: make the environments anew")
+    def _call(self, name: str, values: list[tuple]) -> list[Any]:
+        """Have all workers call a method of their games at once, with the values for each."""
+        if self._busy or not (self._workers or self._games):
+            raise RuntimeError("closed, or interrupted in a step: make the environments anew")
         self._busy = True
         try:
-            for i, worker in enumerate(self._workers):
-                worker.send(name, *(values[i] if values else ()))
-            answers = [worker.receive() for worker in self._workers]
+            if self._games is not None:
+                answers = [getattr(self._games, name)(*values[0])]
+            else:
+                for worker, of_worker in zip(self._workers, values, strict=True):
+                    worker.send(name, *of_worker)
+                answers = [worker.receive() for worker in self._workers]
         except Exception:
             for worker in self._workers:
                 worker.process.kill()
@@ -481,11 +492,8 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
 
     def _restart(self, actions: list[np.ndarray]) -> None:
         """Begin self.episodes, and take some actions in them."""
-        if self._games is not None:
-            self._games.reset(self.seed, self.episodes, actions)
-        else:
-            pairs = self._bounds
-            self._call("reset", [(self.seed, self.episodes[a:b], actions[a:b]) for a, b in pairs])
+        slices = [slice(*bounds) for bounds in self._bounds]
+        self._call("reset", [(self.seed, self.episodes[some], actions[some]) for some in slices])
         self.cells = self._cells("")
 
     def _cells(self, prefix: str) -> np.ndarray:
@@ -541,10 +549,7 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
             raise RuntimeError("call reset before step")
         self._arrays["actions"][:] = actions
         self.actions[self.env_ids, self.lengths] = actions
-        if self._games is not None:
-            self._games.step()
-        else:
-            self._call("step")
+        self._call("step", [()] * len(self._bounds))
         rewards, terminations, truncations = (
             self._arrays[name].copy() for name in ("rewards", "terminations", "truncations")
         )
@@ -607,6 +612,7 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
             self._finalizer()
             if self._games is not None:
                 self._games.close()
+                self._games = None
 
 
 def _anonymous_file(size: int):

@@ -24,6 +24,7 @@ from gymnasium.vector.utils import batch_space
 TIME_LIMITS = {"maze": 500}  # steps, set in the games themselves
 LEVELS = 2**30 - 1  # level seeds of a split; training has those below, evaluation the next
 NUM_ACTIONS = 15
+LIBRARIES = "install libGL and GLib, with Debian: apt-get install libgl1 libglib2.0-0"
 NO_PROCGEN = "no Procgen (Linux on x86-64 only: pip install -r requirements.txt)"
 
 
@@ -121,7 +122,10 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
         with contextlib.redirect_stderr(io.StringIO()):  # the notice of the old gym
             from procgen import ProcgenGym3Env
         self.close_extras()
-        self.games = ProcgenGym3Env(rand_seed=seed, **self.settings)
+        try:
+            self.games = ProcgenGym3Env(rand_seed=seed, **self.settings)
+        except OSError as error:
+            raise ModuleNotFoundError(f"Procgen cannot be loaded ({error}): {LIBRARIES}") from None
 
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         """Fetch the observations; return the rewards and where an episode has just begun."""

@@ -168,7 +168,7 @@ def test_a_state_is_a_copy_and_goes_on_alike(form):
     kept = {key: value.clone() for key, value in state.items() if torch.is_tensor(value)}
     two.set_state(state)
     two.reset([0])
-    two.update(unit(2, 8, seed=77))
+    two.update(unit(1, 8, seed=77), [0])
     one.update(unit(2, 8, seed=5))
     assert all(torch.equal(state[key], value) for key, value in kept.items())
     two.set_state(state)
@@ -255,3 +255,14 @@ def test_cuda_gives_the_same_and_rebuilds_bit_for_bit():
     assert (expected[-1] - phis[-1].cpu()).abs().max() < 1e-4
     for (phi, _), seen in zip(cuda.rebuild(state, *inputs, True), phis, strict=True):
         assert torch.equal(phi, seen)
+
+
+def test_the_peers_of_the_benchmark_compute_the_same(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from e3b_speed import make_contenders
+
+    contenders = make_contenders(3, 24)
+    for t in range(40):
+        embedding = unit(3, 24, seed=t)
+        first, *others = (contender.update(embedding) for contender in contenders.values())
+        assert len(others) == 3 and all(torch.allclose(first, other, 1e-4) for other in others)

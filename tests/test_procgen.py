@@ -120,16 +120,18 @@ def test_a_goal_is_a_success_and_the_limit_a_truncation(make):
     assert goals > 3 and limits > 15
 
 
-def test_a_goal_in_the_last_step_is_no_truncation(make):
-    """With a time limit that every episode has reached, the goal still comes first."""
+@pytest.mark.parametrize("max_steps", [1, 10_000])
+def test_the_goal_comes_before_the_limit_and_an_end_before_it_is_none(make, max_steps):
+    """As if each episode had reached its time limit, goal or not, and as if none had."""
     envs = make(16)
     envs.reset(seed=2)
-    envs.max_steps = 1
-    goals = limits = 0
-    for _, rewards, terminations, truncations, _ in play(envs, 520):
-        assert (terminations == (rewards == 10)).all()
-        goals, limits = goals + terminations.sum(), limits + truncations.sum()
-    assert goals > 0 and limits > 0
+    envs.max_steps = max_steps
+    goals = others = 0
+    for _, rewards, terminations, truncations, _ in play(envs, 510):
+        dones = terminations | truncations
+        assert (truncations == (dones & (rewards == 0) & (max_steps == 1))).all()
+        goals, others = goals + (rewards == 10).sum(), others + (dones & (rewards == 0)).sum()
+    assert goals > 0 and others > 0
 
 
 def test_shapes_copies_and_axes(make):
@@ -145,7 +147,10 @@ def test_shapes_copies_and_axes(make):
         kept += [(array, array.copy()) for array in step[:4]]
         kept += [(step[4][key], step[4][key].copy()) for key in ("final_obs",) if key in step[4]]
     assert all(np.array_equal(now, then) for now, then in kept)
-    observation[:] = 0
+    envs.observe()[:] = 0
+    assert envs.observe().any()
+    assert (step[0] == envs.observe()).all()
+    step[0][:] = 0
     assert envs.observe().any()
     image = envs.render()[1]
     assert image.shape == (256, 256, 3)
@@ -221,3 +226,15 @@ def test_without_the_package_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(procgen.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -r requirements\.txt"):
         ProcgenVecEnv()
+
+
+def test_without_a_library_of_the_system_the_remedy_is_named(make, monkeypatch):
+    """What the loader says on a system without libGL, which cannot be taken away from this one."""
+    import procgen as package
+
+    def load(**kwargs):
+        raise OSError("libGL.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(package, "ProcgenGym3Env", load)
+    with pytest.raises(ModuleNotFoundError, match=r"libGL\.so\.1: .*apt-get install libgl1"):
+        make(1).reset(seed=1)
