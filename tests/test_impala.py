@@ -283,6 +283,19 @@ def test_bonus_phi_and_final_values_from_the_observations_alone(augment):
     assert cut > 4 and apart > 1
 
 
+def test_psi_is_renewed_once_per_rollout_and_the_ellipsoid_keeps_what_it_holds():
+    _, _, agent, explorer, actor, first = make_rollout(cells=True, augment="full")
+    with torch.no_grad():
+        explorer.encoder.table.copy_(explorer.encoder.table.roll(1, dims=2))
+    before = actor.ellipsoids.full().clone()
+    second = actor.collect(agent, explorer, threading.Lock())
+    assert torch.equal(second["first"]["inv_cov"], before)
+    for rollout, alike in ((first, False), (second, True)):
+        psi = explorer.encoder({"blstats": rollout["obs"]["blstats"][1:]})
+        going_on = ~rollout["starts"][1:]
+        assert torch.equal(psi[going_on], rollout["embedding"][going_on]) == alike
+
+
 def test_the_gradient_in_two_stages_is_the_gradient():
     args, _, agent, _, _, rollout = make_rollout(augment="full")
     rewards = torch.randn(11, 3)
