@@ -291,7 +291,8 @@ def test_psi_is_renewed_once_per_rollout_and_the_ellipsoid_keeps_what_it_holds()
     second = actor.collect(agent, explorer, threading.Lock())
     assert torch.equal(second["first"]["inv_cov"], before)
     for rollout, alike in ((first, False), (second, True)):
-        psi = explorer.encoder({"blstats": rollout["obs"]["blstats"][1:]})
+        psi = explorer.encoder({"blstats": rollout["obs"]["blstats"][1:].flatten(0, 1)})
+        psi = psi.unflatten(0, (11, 3))
         going_on = ~rollout["starts"][1:]
         assert torch.equal(psi[going_on], rollout["embedding"][going_on]) == alike
 
