@@ -6,6 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Procgen needs two libraries of the system, which small containers lack.
+LIBRARIES := import ctypes; [ctypes.CDLL(name) for name in ("libGL.so.1", "libglib-2.0.so.0")]
+APT := $(shell test "$$(id -u)" = 0 || echo sudo -n) apt-get -qq
+
 .PHONY: run test test-slow lint format benchmarks engine clean
 
 run: $(VENV)/run
@@ -42,6 +46,9 @@ $(VENV)/run: requirements.txt
 		{ echo "Python 3.10 to 3.12 is needed: make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -r requirements.txt
+	@test "$$(uname -sm)" != "Linux x86_64" || $(BIN)/python -c '$(LIBRARIES)' 2>/dev/null || \
+		{ $(APT) update && $(APT) install -y libgl1 libglib2.0-0; } || \
+		echo "Procgen needs libGL and GLib, with Debian: apt-get install libgl1 libglib2.0-0"
 	touch $@
 
 $(VENV)/dev: requirements-dev.txt $(VENV)/run

@@ -8,7 +8,7 @@ A run's folder holds
     evals.csv        step and the results of evaluation
     events.*         the same for TensorBoard, and the speed
     checkpoint.pt    everything needed to go on; tensors and plain values only
-    visits.png       how often each cell of the map was visited in the run
+    visits.png       how often each cell of the map was visited in the run, where there is one map
     *.gif            with --capture-video
 
 `Run.checkpoint` is called where the state is complete, at the top of each iteration. It keeps the
@@ -27,11 +27,14 @@ import json
 import math
 import os
 import platform
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -51,13 +54,14 @@ RESUMABLE = (
     "total_timesteps",
     "device",
     "num_threads",
+    "num_workers",
     "checkpoint_every",
     "eval_every",
     "eval_episodes",
     "track",
     "capture_video",
 )
-PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "tensorboard", "tyro")
+PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "nle", "minihack", "tensorboard", "tyro")
 SHOWN = ("explore/bonus", "losses/entropy", "explore/epsilon")  # in the progress line
 PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
 
@@ -219,6 +223,56 @@ def to_tensors(state: Any) -> Any:
     return state.item() if isinstance(state, np.generic) else state
 
 
+class Producer:
+    """Calls a function again and again: in a thread of its own, one result ahead, or when asked.
+
+    waited   float   seconds that `get` has taken in all
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        threaded: bool,
+        on_error: Callable[[BaseException], NoReturn],
+    ):
+        self.function, self.on_error, self._stop = function, on_error, threading.Event()
+        self._results: queue.Queue[Any] = queue.Queue(1)
+        self.waited = 0.0
+        self._thread = threading.Thread(target=self._produce, daemon=True) if threaded else None
+
+    def _try(self) -> Any:
+        try:
+            return self.function()
+        except Exception as error:
+            return error
+
+    def _produce(self) -> None:
+        result = None
+        while not self._stop.is_set() and not isinstance(result, Exception):
+            result = self._try()
+            while not self._stop.is_set():
+                with contextlib.suppress(queue.Full):
+                    self._results.put(result, timeout=0.1)
+                    break
+
+    def get(self) -> Any:
+        """The next result; calls on_error, here in the caller's thread, if the function raised."""
+        since = time.perf_counter()
+        if self._thread is not None and self._thread.ident is None:
+            self._thread.start()
+        result = self._try() if self._thread is None else self._results.get()
+        self.waited += time.perf_counter() - since
+        if isinstance(result, Exception):
+            self.on_error(result)
+        return result
+
+    def close(self) -> None:
+        """Wait until the function has returned, 10 seconds at most."""
+        self._stop.set()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(10)
+
+
 class GifRecorder(VectorWrapper):
     """Record the first episode of one of N environments and write it as an animation on close."""
 
@@ -297,14 +351,16 @@ class Run:
         self,
         args: Any,
         script: str,
-        reachable: np.ndarray,
+        reachable: np.ndarray | None,
         kept: dict[str, Any],
         ring: tuple[np.ndarray, dict[str, np.ndarray]] | None = None,
+        more: tuple[str, ...] = (),
     ):
         """
         args        dataclass      the arguments of the script
         script      str            name of the script without .py
-        reachable   (H, W) bool    the cells of the map that count
+        reachable   (H, W) bool    the cells of the map that count (None: every episode has a map
+                                   of its own, and there is no picture of the visits)
         kept        dict           what a checkpoint holds: modules and optimisers (state_dict),
                                    environments (get_state, set_state) and tensors, which must be
                                    changed in place only
@@ -312,10 +368,11 @@ class Run:
                     ever written, () int64 changed in place, and arrays (R, ...) in which row k is
                     at k modulo R. They are read when a checkpoint is written: rows that belong to
                     the state at the last call of `checkpoint` must not be overwritten by then.
+        more        tuple of str   further columns of episodes.csv, from final_info["episode"]
         """
         self.args, self.script, self.reachable, self.kept = args, script, reachable, kept
-        self.ring = ring
-        self.visits = np.zeros(reachable.shape, np.int64)
+        self.ring, self.more = ring, more
+        self.visits = np.zeros((0, 0) if reachable is None else reachable.shape, np.int64)
         self._tracker = None
         if args.track and importlib.util.find_spec("wandb") is None:
             fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
@@ -329,6 +386,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._snapshot: bytes | None = None
         self._next_save = 0
+        self._next_copy = 0.0
         self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
         self._files: dict[str, io.TextIOWrapper] = {}
         self._columns: dict[str, list[str]] = {}
@@ -339,7 +397,8 @@ class Run:
             for name in self._sizes:
                 self._open(name, [])
             if "episodes.csv" not in self._files:
-                self._open("episodes.csv", ["step", "return", "length", "bonus", "coverage"])
+                columns = ["step", "return", "length", "bonus", "coverage", *more]
+                self._open("episodes.csv", columns)
             if args.track:  # before the writer, which Weights & Biases listens to
                 self._start_tracking()
             purge = self.start_step + 1 if self.start_step else None
@@ -366,7 +425,7 @@ class Run:
         if self.args.run_name:
             stems = [re.sub(r"[^A-Za-z0-9._-]+", "-", self.args.run_name)[:79]]
         else:
-            arm = "sofe" if self.args.augment else "plain"
+            arm = "plain" if self.args.augment in (False, "none") else "sofe"
             words = [self.script.replace("_sofe", ""), getattr(self.args, "env_id", "")]
             name = "-".join([*filter(None, words), self.args.bonus, arm])
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:45]
@@ -462,8 +521,9 @@ class Run:
         step      int             env steps summed over envs
         cells     (K, 2) int64    row and column; (-1, -1) is no cell
         """
-        cells = cells[cells[:, 0] >= 0]
-        np.add.at(self.visits, (cells[:, 0], cells[:, 1]), 1)
+        if self.reachable is not None:
+            cells = cells[cells[:, 0] >= 0]
+            np.add.at(self.visits, (cells[:, 0], cells[:, 1]), 1)
         if self._bar is not None and step - self._bar.n >= self._bar.miniters:
             self._bar.update(step - self._bar.n)
         elif self._bar is None and time.monotonic() - self._line_time >= PROGRESS_SECONDS:
@@ -480,19 +540,25 @@ class Run:
         bonuses   (K,)        sum of the bonus in each of these episodes
         """
         episode = info["final_info"]["episode"]
-        columns = [episode[key][ended] for key in ("r", "l")] + [
-            bonuses,
-            episode["coverage"][ended],
-        ]
+        columns = (
+            [episode[key][ended] for key in ("r", "l")]
+            + [
+                bonuses,
+                episode["coverage"][ended],
+            ]
+            + [episode[key][ended] for key in self.more]
+        )
         names = self._columns["episodes.csv"]
         tags = ("charts/episodic_return", "charts/episodic_length")
         tags += ("explore/episodic_bonus", "explore/coverage")
+        tags += tuple(f"charts/episodic_{key}" for key in self.more)
         with self._writing():
-            for r, length, bonus, coverage in zip(*columns, strict=True):
-                row = (step, float(r), int(length), float(bonus), float(coverage))
+            for r, length, *rest in zip(*columns, strict=True):
+                row = (step, float(r), int(length), *map(float, rest))
                 self._write_row("episodes.csv", dict(zip(names, row, strict=True)))
             for tag, column in zip(tags, columns, strict=True):
-                self.writer.add_scalar(tag, float(np.mean(column)), step)
+                if math.isfinite(np.mean(column)):  # Procgen has no coverage
+                    self.writer.add_scalar(tag, float(np.mean(column)), step)
         self.log_step(step, info["cell"][ended])
 
     def log_update(self, step: int, metrics: dict[str, float]) -> None:
@@ -507,8 +573,10 @@ class Run:
                 f"error: {bad[0]} is {metrics[bad[0]]} in the update at step {step}: lower "
                 f"--learning-rate or --beta; the last good state is kept"
             )
-        seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
-        self._write("updates.csv", step, metrics | {"explore/global_coverage": float(seen)})
+        if self.reachable is not None:
+            seen = ((self.visits > 0) & self.reachable).sum() / self.reachable.sum()
+            metrics = metrics | {"explore/global_coverage": float(seen)}
+        self._write("updates.csv", step, metrics)
         shown = [key for key in SHOWN if key in metrics]
         self._shown = "  ".join(f"{key.split('/')[-1]} {metrics[key]:.3g}" for key in shown)
         now = time.monotonic()
@@ -521,6 +589,13 @@ class Run:
             self._bar.update(step - self._bar.n)
         elif now - self._line_time >= PROGRESS_SECONDS or step >= self.args.total_timesteps:
             self._print_progress(step)
+
+    def log_times(self, step: int, seconds: dict[str, float]) -> None:
+        """Show shares of the time since the start, in TensorBoard only: they are never alike."""
+        with self._writing():
+            for name, spent in seconds.items():
+                share = spent / (time.monotonic() - self._start_time)
+                self.writer.add_scalar(f"charts/time_{name}", share, step)
 
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
         """Record an evaluation."""
@@ -544,12 +619,16 @@ class Run:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, write: bool = False) -> None:
+    def checkpoint(self, step: int, write: bool = False, share: float = 1.0) -> None:
         """Remember the complete state of training, and write it every --checkpoint-every steps.
 
         step     int     env steps done
         write    bool    write it now
+        share    float   of the time, that this may take: else the call is passed over
         """
+        since = time.monotonic()
+        if since < self._next_copy and not write:
+            return
         with self._writing():
             for file in self._files.values():
                 file.flush()
@@ -585,6 +664,8 @@ class Run:
             self._save()
         every = self.args.checkpoint_every
         self._next_save = (step // every + 1) * every
+        now = time.monotonic()
+        self._next_copy = now + (now - since) * (1 / share - 1)
 
     def _save(self) -> None:
         """Write the state in memory."""
@@ -690,6 +771,14 @@ class Run:
         self._let_go()
         raise SystemExit(status)
 
+    def crash(self, what: str, error: BaseException) -> NoReturn:
+        """An error that ends the run: keep what there is, one line, the rest in a file."""
+        with self._writing():
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            (self.folder / "traceback.txt").write_text("".join(lines))
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        self._leave(f"error: {what}: {reason} ({self.folder / 'traceback.txt'})")
+
     def _let_go(self) -> None:
         """Give back the signals and the folder."""
         for number, handler in self._handlers.items():
@@ -723,14 +812,16 @@ class Run:
         """
         self.log_eval(step, metrics)
         picture = self.folder / "visits.png"
-        with self._writing():
-            title = f"{self.script}.py, {step} steps"
-            draw_visits(picture, self.visits, self.reachable, title, draw_map)
+        if self.reachable is not None:
+            with self._writing():
+                title = f"{self.script}.py, {step} steps"
+                draw_visits(picture, self.visits, self.reachable, title, draw_map)
         self.close()
         results = metrics or {"step": step}
         print("done: " + "  ".join(f"{k.split('/')[-1]} {v:.4g}" for k, v in results.items()))
-        print(f"curves: tensorboard --logdir {self.folder}")
-        print(f"picture of the visits: {picture}", flush=True)
+        print(f"curves: tensorboard --logdir {self.folder}", flush=True)
+        if self.reachable is not None:
+            print(f"picture of the visits: {picture}", flush=True)
 
     def close(self) -> None:
         self.finished = True

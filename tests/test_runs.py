@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -262,3 +264,113 @@ def test_the_last_leg_of_a_resumed_run_is_remembered(start):
     run.close()
     start(resume=str(run.folder), total_timesteps=5000).close()
     assert runs.resume_args(Args(resume=str(run.folder)), "some_sofe").total_timesteps == 5000
+
+
+# --- What only the script with an actor uses -----------------------------------------------------
+
+
+def errors():
+    raised = []
+
+    def on_error(error):
+        raised.append(error)
+        raise SystemExit(1)
+
+    return raised, on_error
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_producer_gives_every_result_once_and_stops(threaded):
+    made, threads = [], set()
+
+    def function():
+        threads.add(threading.current_thread())
+        made.append(len(made))
+        return made[-1]
+
+    producer = runs.Producer(function, threaded, errors()[1])
+    assert not made
+    assert [producer.get() for _ in range(50)] == list(range(50))
+    assert producer.waited > 0 and len(threads) == 1
+    assert (threading.main_thread() in threads) != threaded
+    producer.close()
+    assert not threaded or not threads.pop().is_alive()
+    assert len(made) <= 52  # one that waits, one in the making
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_error_of_a_producer_reaches_the_caller_after_the_results_before_it(threaded):
+    calls = []
+
+    def function():
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError("third")
+        return len(calls)
+
+    raised, on_error = errors()
+    producer = runs.Producer(function, threaded, on_error)
+    assert [producer.get(), producer.get()] == [1, 2]
+    with pytest.raises(SystemExit):
+        producer.get()
+    assert isinstance(raised[0], ZeroDivisionError)
+    producer.close()
+
+
+def test_closing_a_producer_that_nobody_reads_or_that_never_ran_does_not_hang():
+    producer = runs.Producer(lambda: 1, True, errors()[1])
+    producer.close()
+    producer = runs.Producer(lambda: 1, True, errors()[1])
+    producer.get()
+    time.sleep(0.2)
+    since = time.monotonic()
+    producer.close()
+    assert time.monotonic() - since < 5
+
+
+def test_a_share_of_the_time_limits_how_often_the_state_is_copied(start):
+    x = torch.zeros(2)
+    run = start({"x": x})
+    for step in range(20):
+        x += 1
+        run.checkpoint(step, share=1e-6)
+    run._save()
+    assert torch.load(run.folder / "checkpoint.pt", weights_only=True)["state"]["x"][0] == 1
+    run.checkpoint(20, write=True, share=1e-6)
+    content = torch.load(run.folder / "checkpoint.pt", weights_only=True)
+    assert content["state"]["x"][0] == 20 and content["global_step"] == 20
+
+
+def test_a_crash_in_one_line_with_the_rest_in_a_file(start, capfd):
+    run = start()
+    run.checkpoint(0)
+    with pytest.raises(SystemExit) as end:
+        try:
+            raise ValueError("first\nsecond")
+        except ValueError as error:
+            run.crash("the actor", error)
+    assert end.value.code == 1
+    line = capfd.readouterr().err
+    assert line.count("\n") == 1 and "the actor: first" in line and "--resume" in line
+    assert "ValueError: first\nsecond" in (run.folder / "traceback.txt").read_text()
+
+
+def test_a_run_without_a_map_has_no_picture_and_more_columns(tmp_path, capsys):
+    args = Args(runs_dir=str(tmp_path), augment="none")
+    run = runs.Run(args, "some_sofe", None, {"x": torch.zeros(2)}, more=("success",))
+    assert "-plain-" in run.folder.name
+    episode = {"r": np.ones(2), "l": np.array([3, 4]), "coverage": np.full(2, np.nan)}
+    info = {"final_info": {"episode": episode | {"success": np.array([True, False])}}}
+    info["cell"] = np.full((2, 2), -1)
+    run.log_episodes(8, info, np.array([0, 1]), [0.5, 0.25])
+    run.log_update(8, {"losses/loss": 1.0})
+    run.log_times(8, {"environment": 0.1})
+    run.finish(8, {})
+    lines = (run.folder / "episodes.csv").read_text().splitlines()
+    assert lines == [
+        "step,return,length,bonus,coverage,success",
+        "8,1,3,0.5,nan,1",
+        "8,1,4,0.25,nan,0",
+    ]
+    assert (run.folder / "updates.csv").read_text() == "step,loss\n8,1\n"
+    assert not (run.folder / "visits.png").exists() and "picture" not in capsys.readouterr().out

@@ -1,0 +1,119 @@
+"""The published networks that turn an observation of MiniHack or Procgen into features.
+
+`MiniHackTrunk` is that of E3B's experiments, `ImageTrunk` the large one of IMPALA; both end before
+the LSTM. They take a dict of tensors that begin with M, as the vector environments give it.
+
+[E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, appendix C.1.1
+[IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
+"""
+
+from functools import partial
+
+import torch
+import torch.nn as nn
+
+OUTSIDE = 5976  # one more than the largest glyph of NetHack: beyond the edge of the map
+
+
+class MiniHackTrunk(nn.Module):
+    """Features (M, hidden_dim) of the map, what is near the agent, status and message. [E3B]"""
+
+    def __init__(self, hidden_dim, glyph_dim):
+        super().__init__()
+        self.glyph = nn.Embedding(OUTSIDE + 1, glyph_dim)
+        self.map_cnn, self.crop_cnn = self.convolutions(glyph_dim), self.convolutions(glyph_dim)
+        self.blstats = nn.Sequential(nn.Linear(27, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+        self.character = nn.Embedding(256, 32)
+        layers, channels = [], 32
+        for kernel, pool in ((7, 3), (7, 3), (3, 1), (3, 1), (3, 3)):  # 256 characters become 6
+            layers += [nn.Conv1d(channels, 64, kernel), nn.ReLU(), nn.MaxPool1d(pool)]
+            channels = 64
+        self.message = nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 64, 64), nn.ReLU())
+        features = 8 * 21 * 79 + 8 * 9 * 9 + 64 + 64
+        layers = (
+            nn.Linear(features, hidden_dim),
+            nn.ReLU(),
+            nn.Linear(hidden_dim, hidden_dim),
+            nn.ReLU(),
+        )
+        self.head = nn.Sequential(*layers)
+
+    @staticmethod
+    def convolutions(glyph_dim):
+        layers, channels = [], glyph_dim
+        for outputs in (16, 16, 16, 16, 8):
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ELU(inplace=True)]
+            channels = outputs
+        return nn.Sequential(*layers, nn.Flatten())
+
+    def forward(self, obs):
+        glyphs, blstats = obs["glyphs"].long(), obs["blstats"]
+        edged = nn.functional.pad(glyphs, (4, 4, 4, 4), value=OUTSIDE)  # (M, 29, 87)
+        near = torch.arange(9, device=glyphs.device)
+        each = torch.arange(len(glyphs), device=glyphs.device)[:, None, None]
+        rows, columns = blstats[:, 1, None] + near, blstats[:, 0, None] + near  # (M, 9)
+        crop = edged[each, rows[:, :, None], columns[:, None]]
+        status = blstats.clamp(-255, 255) / 64.0  # the game's numbers go up to millions
+        features = [
+            self.map_cnn(self.glyph(glyphs).permute(0, 3, 1, 2)),
+            self.crop_cnn(self.glyph(crop).permute(0, 3, 1, 2)),
+            self.blstats(status),
+            self.message(self.character(obs["message"].long()).transpose(1, 2)),
+        ]
+        return self.head(torch.cat(features, dim=1))
+
+
+class ImageTrunk(nn.Module):
+    """Features (M, hidden_dim) of an image (M, 3, 64, 64) of bytes. [IMPALA fig. 3, right]"""
+
+    def __init__(self, hidden_dim):
+        super().__init__()
+        self.stages, inputs = nn.ModuleList(), 3
+        for channels in (16, 32, 32):
+            convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
+            first, pool = convolution(inputs, channels), nn.MaxPool2d(3, stride=2, padding=1)
+            blocks = [
+                nn.Sequential(
+                    nn.ReLU(),
+                    convolution(channels, channels),
+                    nn.ReLU(),
+                    convolution(channels, channels),
+                )
+                for _ in range(2)
+            ]
+            self.stages.append(nn.ModuleList([nn.Sequential(first, pool), *blocks]))
+            inputs = channels
+        linear = nn.Linear(32 * 8 * 8, hidden_dim)
+        self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), linear, nn.ReLU())
+
+    def forward(self, obs):
+        x = obs["image"] / 255.0
+        for first, *blocks in self.stages:
+            x = first(x)
+            for block in blocks:
+                x = x + block(x)
+        return self.head(x)
+
+
+def make_trunk(env_id, hidden_dim, glyph_dim):
+    """The trunk for the observations of an environment."""
+    if env_id == "procgen-maze":
+        return ImageTrunk(hidden_dim)
+    return MiniHackTrunk(hidden_dim, glyph_dim)
+
+
+class Encoder(nn.Module):
+    """A trunk and a linear layer to psi, (M, d). [E3B]
+
+    With `unit`, psi has mean 0, because what all states have in common tells none apart, and then
+    length 1, so that no state is worth more than another for being long.
+    """
+
+    def __init__(self, env_id, hidden_dim, glyph_dim, embedding_dim, unit):
+        super().__init__()
+        self.trunk = make_trunk(env_id, hidden_dim, glyph_dim)
+        self.last, self.unit = nn.Linear(hidden_dim, embedding_dim), unit
+
+    def forward(self, obs):
+        x = self.last(self.trunk(obs))
+        return nn.functional.normalize(x - x.mean(1, keepdim=True), dim=1) if self.unit else x

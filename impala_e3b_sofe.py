@@ -1,0 +1,550 @@
+"""IMPALA with the elliptical bonus of E3B, or ICM or RND, and SOFE: the agent sees the ellipsoid.
+
+E3B pays for a state whose embedding is unlike those met before in the episode. The same state pays
+less each time, so an agent that sees only the game chases a moving reward. SOFE shows it what the
+bonus is made of, the inverse of the ellipsoid C_t or its diagonal, and the reward becomes a fixed
+function of what it sees: see `visit`, `augment`, `make_phi_encoder`.
+
+    python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6 with SOFE
+    python impala_e3b_sofe.py                                    # the same bonus without SOFE
+The defaults are the published settings and want a GPU; docs/impala_e3b_sofe.md has a CPU setting.
+
+Sources; a tag names a label of the paper, or a part of another
+    [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
+    [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, and its code
+    [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
+    [ICM]     Pathak et al. 2017; [RND] Burda et al. 2018; both with the settings of [E3B]
+
+Order of events in a step: act on (obs, phi_t); step; pay for the true s' from the ellipsoid before
+it, then add it; where an episode ended, a new ellipsoid with s_0; only then phi_{t+1}. A time limit
+is no death: V(s') is bootstrapped, by the actor, with the old episode's phi and memory. The psi of
+bonus and phi is the actor's copy, renewed once per rollout, and the ellipsoid keeps embeddings as
+they were: the learner, whose own psi has moved on, sees the phi that was acted on and its bonus.
+docs/impala_e3b_sofe.md lists all deviations from the published code.
+"""
+
+import copy
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+
+from common import e3b, minihack, procgen, runs, trunks
+
+WEIGHTS = {"none": 0.0, "e3b": 1.0, "icm": 0.1, "rnd": 0.001}  # of the bonuses, as in [E3B]
+
+
+@dataclass
+class Args:
+    # Run
+    seed: int = 1
+    """seed of the networks, the actions and the levels"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute; auto is CUDA where there is one, else the CPU"""
+    num_threads: int = 1
+    """CPU threads of PyTorch; 1 is best where several runs share a machine"""
+    total_timesteps: int = 100_000_000
+    """environment steps, summed over the envs, rounded up to whole rollouts"""
+    runs_dir: str = "runs"
+    """folder in which the run makes its own folder"""
+    run_name: str | None = None
+    """name of the run's folder (None: made from the settings and the time)"""
+    resume: str | None = None
+    """folder of a run to go on with; its arguments are taken from there"""
+    checkpoint_every: int = 1_000_000
+    """environment steps between two checkpoints on disk"""
+    eval_episodes: int = 10
+    """episodes of an evaluation on levels apart, greedy and again sampled (0: no evaluation)"""
+    eval_every: int = 0
+    """environment steps between two evaluations (0: only one at the end)"""
+    track: bool = False
+    """mirror the run to Weights & Biases (pip install wandb)"""
+    sync: bool = False
+    """act and learn in turn, in one thread: repeatable, and slower"""
+    # Environment
+    env_id: str = "MiniHack-MultiRoom-N6-v0"
+    """a MiniHack level, or procgen-maze; see common/minihack.py and common/procgen.py"""
+    penalty_step: float = 0.0
+    """MiniHack only: cost, >= 0, of a step in which no time passes (MiniHack's own: 0.01)"""
+    num_workers: int = 1
+    """MiniHack only: processes that the envs are spread over (0: in this one)"""
+    # Algorithm, as in [E3B], whose batches are 8 rollouts
+    learning_rate: float = 1e-4
+    """step size of RMSprop (alpha 0.99, epsilon 1e-5) and of Adam for E3B's encoder"""
+    num_envs: int = 8
+    """N, parallel environments"""
+    num_steps: int = 80
+    """T, steps of each environment per rollout, and how far back gradients reach"""
+    gamma: float = 0.99
+    """discount per step, in [0, 1]"""
+    ent_coef: float = 0.005
+    """weight of the policy's entropy, >= 0"""
+    vf_coef: float = 0.5
+    """weight of the value loss, >= 0"""
+    max_grad_norm: float = 40.0
+    """largest norm of the gradient of each network"""
+    hidden_dim: int = 1024
+    """units of the trunk's layers and of the LSTM (1024: MiniHack; 256 is usual for Procgen)"""
+    glyph_dim: int = 64
+    """MiniHack only: size of the embedding of a glyph"""
+    # Exploration bonus
+    bonus: Literal["none", "icm", "rnd", "e3b"] = "e3b"
+    """the intrinsic reward, with its published weight: e3b 1, icm 0.1, rnd 0.001"""
+    augment: Literal["none", "diagonal", "full"] = "none"
+    """SOFE: show the agent the diagonal of E3B's C_t^-1, or all of it"""
+    beta: float = 1.0
+    """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
+    ext_coef: float = 1.0
+    """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
+    embedding_dim: int = 512
+    """d, size of the embedding psi"""
+    ridge: float = 0.1
+    """C of an episode begins as this times the identity"""
+    phi_dim: int = 1024
+    """features that the encoder of phi ends in"""
+    phi_channels: int = 8
+    """--augment full: channels of each convolution of the encoder of phi"""
+    pool_stride: Literal[1, 2] = 2
+    """--augment full: stride of its max-pooling; 1 is the paper's, with 2 billion weights"""
+
+    @property
+    def batch_size(self) -> int:
+        """B = T * N, samples per iteration"""
+        return self.num_steps * self.num_envs
+
+    def __post_init__(self):
+        sofe, full, d = self.augment != "none", self.augment == "full", self.embedding_dim
+        least = 2**5 if self.pool_stride == 2 else 5 + 1  # five poolings leave one pixel
+        runs.check_args(
+            self,
+            "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma "
+            "penalty_step num_workers",
+            "gamma",
+            ("--augment and --bonus: only e3b has an ellipsoid", sofe and self.bonus != "e3b"),
+            (f"--embedding-dim: {least} or more for --augment full", full and d < least),
+            ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
+        )
+
+
+def make_envs(args, num_envs, split):
+    """N envs with SAME_STEP autoreset on the levels of a split, "train" or "eval"."""
+    try:
+        if args.env_id == "procgen-maze":
+            return procgen.ProcgenVecEnv("maze", num_envs, split=split)
+        size, penalty = (num_envs, args.num_workers), -args.penalty_step
+        return minihack.MiniHackVecEnv(args.env_id, *size, penalty_step=penalty, split=split)
+    except (ModuleNotFoundError, ValueError) as error:
+        runs.fail(f"--env-id {args.env_id}: {error}")
+
+
+# What the paper is about: pay for what the ellipsoid does not hold yet, add it, show the ellipsoid.
+def visit(ellipsoids, embedding, env_ids=None):
+    """Pay for s' and add it: b = psi^T C_t^-1 psi, then C becomes C + psi psi^T. [SOFE e3b_eq]
+
+    The inverse is C^-1 - u u^T / (1 + b) then, with u = C^-1 psi: nothing is inverted.
+    ellipsoids   C_t^-1 of each env's episode up to s_t, see e3b.Ellipsoids, changed in place
+    embedding    (K, d)   psi(s'), of length 1, in the envs env_ids (None: in all)
+    returns      (K,)     b, in [0, 1 / ridge]
+    """
+    u = ellipsoids.solve(embedding, env_ids)
+    bonus = (embedding * u).sum(1)
+    ellipsoids.subtract(u / (1 + bonus).sqrt().unsqueeze(1), env_ids)  # C^-1 -= v v^T
+    return bonus
+
+
+def augment(ellipsoids, args, env_ids=None):
+    """phi_t as the network sees it. [SOFE sec:method: the augmented state is the pair (obs, phi)]
+
+    returns   (K, d) the diagonal of C_t^-1, or (K, d, d) all of it, of the envs env_ids (None: of
+              all); times ridge, so that the eigenvalues are in [0, 1]. None without SOFE
+    """
+    if args.augment != "none":
+        show = ellipsoids.diagonal if args.augment == "diagonal" else ellipsoids.full
+        return args.ridge * show(env_ids)
+
+
+def make_phi_encoder(args):
+    """Features (M, phi_dim) of phi: an MLP on the diagonal, a CNN on the matrix.
+
+    [SOFE app:train_details] BatchNorm always uses its running statistics, in acting and learning,
+    else V-trace would correct for a policy that nobody followed; `backward` moves them on.
+    """
+    d, P, channels = args.embedding_dim, args.phi_dim, args.phi_channels
+    if args.augment == "diagonal":
+        return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
+    layers, inputs, size = [nn.Unflatten(1, (1, d))], 1, d
+    for _ in range(5):
+        convolution, norm = nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        layers += [convolution, norm, nn.ReLU(), nn.MaxPool2d(2, args.pool_stride)]
+        inputs, size = channels, (size - 2) // args.pool_stride + 1
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * size**2, P), nn.ReLU()).eval()
+
+
+class Agent(nn.Module):
+    """Policy and value: an LSTM on the features of the observation and of phi. [E3B C.1.1]"""
+
+    def __init__(self, envs, args):
+        super().__init__()
+        self.trunk = trunks.make_trunk(args.env_id, args.hidden_dim, args.glyph_dim)
+        self.phi_encoder = None if args.augment == "none" else make_phi_encoder(args)
+        features = args.hidden_dim + args.phi_dim * (args.augment != "none")
+        self.lstm = nn.LSTM(features, args.hidden_dim)
+        self.actor = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
+        self.critic = nn.Linear(args.hidden_dim, 1)
+
+    def forward(self, obs, phi_features, starts, memory):
+        """Read T steps of K envs; forget what came before a step that starts an episode.
+
+        obs            dict of (T, K, ...)
+        phi_features   (T, K, P)       None without SOFE
+        starts         (T, K) bool     the observation at this index begins an episode
+        memory         (2, K, L)       h and c before the first step; never written
+        returns        the policy and the values of (T, K), and the memory after the last step
+        """
+        features = self.trunk({k: x.flatten(0, 1) for k, x in obs.items()})
+        features = features.unflatten(0, starts.shape)  # (T, K, D)
+        if phi_features is not None:
+            features = torch.cat([features, phi_features], dim=2)
+        # nn.LSTM reads a stretch of steps at once: up to the next one that starts an episode.
+        inner = starts[1:].any(1).nonzero().flatten().add(1).tolist() if len(starts) > 1 else []
+        outputs = []
+        for first, last in zip([0, *inner], [*inner, len(starts)], strict=True):
+            h, c = memory.masked_fill(starts[first].unsqueeze(1), 0.0)
+            output, state = self.lstm(features[first:last], (h[None], c[None]))
+            outputs.append(output)
+            memory = torch.cat(state)
+        outputs = torch.cat(outputs)  # (T, K, L)
+        policy = torch.distributions.Categorical(logits=self.actor(outputs), validate_args=False)
+        return policy, self.critic(outputs).squeeze(2), memory
+
+
+class Explorer(nn.Module):
+    """What a bonus learns: E3B's psi by inverse dynamics, ICM, or RND. [E3B; ICM; RND]"""
+
+    def __init__(self, envs, args):
+        super().__init__()
+        self.bonus, A, d = args.bonus, int(envs.single_action_space.n), args.embedding_dim
+        # E3B's psi is of length 1, as in `visit`; those of ICM and RND are of any.
+        nets = args.env_id, args.hidden_dim, args.glyph_dim, d, args.bonus == "e3b"
+        if args.bonus != "none":
+            self.encoder = trunks.Encoder(*nets)  # psi, or RND's predictor
+        if args.bonus in ("e3b", "icm"):
+            self.inverse = nn.Sequential(nn.Linear(2 * d, 256), nn.ReLU(), nn.Linear(256, A))
+        if args.bonus == "icm":
+            self.dynamics = nn.Sequential(nn.Linear(d + A, d), nn.ReLU(), nn.Linear(d, d))
+        if args.bonus == "rnd":
+            self.target = trunks.Encoder(*nets).requires_grad_(False)
+
+    def forward(self, rollout):
+        """Loss (), sum over T and mean over N, and the bonus (T, N); E3B's is what the actor paid.
+
+        In a step that ends an episode the next s_0 stands for s': it is neither learned nor paid.
+        """
+        starts, actions = rollout["starts"], rollout["actions"]
+        if self.bonus == "none":
+            return rollout["bonus"].sum(), rollout["bonus"]  # 0
+        obs = {k: x.flatten(0, 1) for k, x in rollout["obs"].items()}
+        psi = self.encoder(obs).unflatten(0, starts.shape)  # (T + 1, N, d)
+        if self.bonus == "rnd":
+            target = self.target(obs).unflatten(0, starts.shape)
+            error = (psi - target)[1:].norm(dim=2).masked_fill(starts[1:], 0.0)
+            return error.mean(1).sum(), error.detach()
+        scale = psi.shape[2] ** 0.5 if self.bonus == "e3b" else 1.0  # numbers of order one
+        logits = self.inverse(scale * torch.cat([psi[:-1], psi[1:]], dim=2)).transpose(1, 2)
+        inverse_loss = nn.functional.cross_entropy(logits, actions, reduction="none")
+        inverse_loss = inverse_loss.masked_fill(starts[1:], 0.0).mean(1).sum()
+        if self.bonus == "e3b":
+            return inverse_loss, rollout["bonus"]
+        one_hot = nn.functional.one_hot(actions, logits.shape[1])
+        guess = self.dynamics(torch.cat([psi[:-1], one_hot], dim=2))
+        error = (guess - psi[1:]).norm(dim=2).masked_fill(starts[1:], 0.0)
+        return error.mean(1).sum() + 0.1 * inverse_loss, error.detach()
+
+
+def vtrace(
+    behaviour_logprobs, target_logprobs, rewards, values, final_values, terminations, truncations,
+    gamma, rho_bar=1.0, c_bar=1.0,
+):  # fmt: skip
+    """Targets of the critic and advantages of the policy, corrected for its lag. [IMPALA eq. 1]
+
+    behaviour_logprobs, target_logprobs, rewards   (T, N)   index t is the action at t
+    values                     (T + 1, N)   the last row is V of the observation after the rollout
+    final_values               (T, N)       V of the true s' where an episode was truncated
+    terminations, truncations  (T, N) bool
+    returns                    vs (T, N), pg_advantages (T, N)
+    """
+    rhos = (target_logprobs - behaviour_logprobs).exp()
+    clipped_rhos, cs = rhos.clamp(max=rho_bar), rhos.clamp(max=c_bar)
+    dones = terminations | truncations
+    next_values = torch.where(truncations, final_values, values[1:]).masked_fill(terminations, 0.0)
+    deltas = clipped_rhos * (rewards + gamma * next_values - values[:-1])
+    vs = values.clone()
+    for t in reversed(range(len(rewards))):
+        vs[t] += deltas[t] + gamma * ~dones[t] * cs[t] * (vs[t + 1] - values[t + 1])
+    next_vs = torch.where(dones, next_values, vs[1:])
+    return vs[:-1], clipped_rhos * (rewards + gamma * next_vs - values[:-1])
+
+
+def impala_loss(agent, rollout, phi_features, rewards, args):
+    """Loss of a rollout: sums over T, means over N. [IMPALA sec. 4.2; E3B]
+
+    rollout        as `Actor.collect` returns it
+    phi_features   (T + 1, N, P)   None without SOFE
+    rewards        (T, N)          weighted and clamped
+    returns        loss (), and a dict of detached () tensors
+    """
+    policy, values, _ = agent(rollout["obs"], phi_features, rollout["starts"], rollout["memory"])
+    policy = torch.distributions.Categorical(logits=policy.logits[:-1], validate_args=False)
+    logprobs = policy.log_prob(rollout["actions"])
+    lags = rollout["logprobs"], logprobs.detach()
+    ends = rollout["final_values"], rollout["terminations"], rollout["truncations"]
+    vs, pg_advantages = vtrace(*lags, rewards, values.detach(), *ends, args.gamma)
+    pg_loss = -(pg_advantages * logprobs).mean(1).sum()
+    v_loss = 0.5 * (vs - values[:-1]).square().mean(1).sum()
+    entropy = policy.entropy().mean(1).sum()
+    loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
+    terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy / len(rewards)}
+    terms["lag"] = (lags[1] - lags[0]).abs().max()  # 0 where the learner has the actor's weights
+    return loss, {name: term.detach() for name, term in terms.items()}
+
+
+def backward(agent, rollout, rewards, args):
+    """Add the gradient of `impala_loss` to the agent's; return the terms of the loss.
+
+    The matrices of a whole rollout, (T + 1, N, d, d), are never in memory. They are rebuilt step by
+    step from the first ones and the embeddings, bitwise as they were, and that twice: for their
+    features, and for the gradient of the encoder where the features' gradient is known.
+    """
+    encoder = agent.phi_encoder
+    if args.augment != "full":
+        phi_features = None if encoder is None else encoder(rollout["phi"])
+        loss, terms = impala_loss(agent, rollout, phi_features, rewards, args)
+        loss.backward()
+        return terms
+    replica = e3b.Ellipsoids(args.num_envs, args.embedding_dim, args.ridge, rewards.device, "dense")
+    met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
+    rebuild = partial(replica.rebuild, rollout["first"], *met, full=True)
+    with torch.no_grad():
+        features = torch.stack([encoder(args.ridge * inv_cov) for inv_cov, _ in rebuild()])
+    loss, terms = impala_loss(agent, rollout, features.requires_grad_(), rewards, args)
+    loss.backward()
+    for (inv_cov, _), gradient in zip(rebuild(), features.grad, strict=True):
+        encoder(args.ridge * inv_cov).backward(gradient)
+    encoder.train()  # BatchNorm's statistics take a step towards those of the last matrices
+    with torch.no_grad():
+        encoder(args.ridge * inv_cov)
+    encoder.eval()
+    return terms
+
+
+class Actor:
+    """N environments, what belongs to their episodes, and copies of the networks to act with."""
+
+    def __init__(self, envs, agent, explorer, args):
+        self.envs, self.args, N = envs, args, envs.num_envs
+        self.agent, self.explorer = copy.deepcopy(agent), copy.deepcopy(explorer)
+        self.device, self.ellipsoids = agent.critic.bias.device, None
+        self.memory = torch.zeros((2, N, args.hidden_dim), device=self.device)
+        self.starts = torch.ones_like(self.memory[0, :, 0], dtype=torch.bool)
+        if args.bonus == "e3b":
+            form = "dense" if args.augment == "full" else "auto"
+            size = N, args.embedding_dim, args.ridge, self.device
+            self.ellipsoids = e3b.Ellipsoids(*size, form, envs.max_steps + 1)
+        self.seconds = np.zeros(3)  # spent on inference, in the environment, on the bonus
+
+    def to_device(self, arrays):
+        arrays = arrays if isinstance(arrays, dict) else {"image": arrays}
+        return {k: torch.as_tensor(x, device=self.device) for k, x in arrays.items()}
+
+    @torch.no_grad()
+    def reset(self, seed):
+        self.obs = self.to_device(self.envs.reset(seed=seed)[0])
+        if self.ellipsoids is not None:
+            visit(self.ellipsoids, self.explorer.encoder(self.obs))  # s_0 counts
+        self.saved = self.state()
+
+    def read(self, obs, phi, starts, memory):
+        """Policy, values and memory after one observation (K, ...)."""
+        phi_features = None if phi is None else self.agent.phi_encoder(phi)[None]
+        return self.agent({k: x[None] for k, x in obs.items()}, phi_features, starts[None], memory)
+
+    @torch.no_grad()
+    def step(self, greedy=0, generator=None):
+        """One step of every env, the first `greedy` of them by the likeliest action.
+
+        returns   dict of (N, ...) tensors, `info`, and (F,) the envs whose episode ended
+        """
+        ellipsoids, clock = self.ellipsoids, [time.perf_counter()]
+        step, phi = {"obs": self.obs, "starts": self.starts}, augment(ellipsoids, self.args)
+        if self.args.augment == "diagonal":
+            step["phi"] = phi
+        policy, _, self.memory = self.read(self.obs, phi, self.starts, self.memory)
+        actions = policy.probs[0].multinomial(1, generator=generator).squeeze(1)
+        actions[:greedy] = policy.logits[0, :greedy].argmax(1)
+        step |= {"actions": actions, "logprobs": policy.log_prob(actions)[0]}
+        actions = actions.cpu().numpy()  # waits for the device
+        clock.append(time.perf_counter())
+        obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        clock.append(time.perf_counter())
+        outcome = dict(terminations=terminated, truncations=truncated)
+        step |= self.to_device(outcome | {"ext_rewards": np.float32(rewards)})
+        step["bonus"], step["final_values"] = torch.zeros((2, len(rewards)), device=self.device)
+        self.obs, self.starts = self.to_device(obs), step["terminations"] | step["truncations"]
+        # The bonus of the true s' from the ellipsoid before it, then the visit.
+        ended, cut = np.flatnonzero(terminated | truncated), np.flatnonzero(truncated)
+        next_obs = self.to_device(info["final_obs"]) if len(ended) else self.obs
+        if ellipsoids is not None:
+            step["embedding"] = self.explorer.encoder(next_obs)
+            step["bonus"] = visit(ellipsoids, step["embedding"])
+            step["start_embedding"] = torch.zeros_like(step["embedding"])
+        if len(cut):  # V(s') with phi and memory of the episode that was cut off
+            final_obs, no_start = {k: x[cut] for k, x in next_obs.items()}, ~self.starts[cut]
+            final = final_obs, augment(ellipsoids, self.args, cut), no_start, self.memory[:, cut]
+            step["final_values"][cut] = self.read(*final)[1][0]
+        if ellipsoids is not None and len(ended):
+            start = self.explorer.encoder({k: x[ended] for k, x in self.obs.items()})
+            step["start_embedding"][ended] = start
+            ellipsoids.reset(ended)
+            visit(ellipsoids, start, ended)  # s_0 counts
+        self.seconds += np.diff([*clock, time.perf_counter()])
+        return step, info, ended
+
+    @torch.no_grad()
+    def collect(self, agent, explorer, lock):
+        """Take the learner's weights, then T steps.
+
+        returns   dict of what `step` gives, (T, N, ...), obs, starts and phi with one row more;
+                  memory and first, the ellipsoids, from before; log, T pairs of info and ended; and
+                  after, the actor's state
+        """
+        with lock:
+            self.agent.load_state_dict(agent.state_dict())
+            self.explorer.load_state_dict(explorer.state_dict())
+        rollout = {"memory": self.memory}
+        if self.args.augment == "full":
+            rollout["first"] = self.ellipsoids.get_state()
+        steps, *log = zip(*(self.step() for _ in range(self.args.num_steps)), strict=True)
+        last = {"starts": self.starts}
+        if "phi" in steps[0]:
+            last["phi"] = augment(self.ellipsoids, self.args)
+        for k in steps[0].keys() - {"obs"}:
+            rollout[k] = torch.stack([s[k] for s in steps] + ([last[k]] if k in last else []))
+        every_obs = [*(s["obs"] for s in steps), self.obs]
+        rollout["obs"] = {k: torch.stack([obs[k] for obs in every_obs]) for k in self.obs}
+        return rollout | {"log": list(zip(*log, strict=True)), "after": self.state()}
+
+    def state(self):
+        state = {"memory": self.memory, "starts": self.starts, "envs": self.envs.get_state()}
+        return state | {"ellipsoids": self.ellipsoids and self.ellipsoids.get_state()}
+
+    def get_state(self):
+        """Where the last rollout that was learned from ended; the actor itself may be further."""
+        return self.saved
+
+    def set_state(self, state):
+        self.saved = state
+        self.memory, self.starts = (state[k].to(self.device) for k in ("memory", "starts"))
+        if self.ellipsoids is not None:
+            self.ellipsoids.set_state(state["ellipsoids"])
+        self.envs.set_state(state["envs"])
+        self.obs = self.to_device(self.envs.observe())
+
+
+def evaluate(agent, explorer, args):
+    """Play E = `eval_episodes` with the likeliest actions and E with sampled ones, one env each.
+
+    returns   eval/greedy_return, _length, _coverage, _success and eval/sampled_..., means over E
+              episodes of levels that are not trained on; those that are NaN are left out
+    """
+    E, names = args.eval_episodes, ("return", "length", "coverage", "success")
+    envs, results, metrics = make_envs(args, 2 * E, "eval"), np.full((4, 2 * E), np.nan), {}
+    actor, playing = Actor(envs, agent, explorer, args), np.ones(2 * E, bool)
+    actor.reset(args.seed + 10_000)
+    generator = torch.Generator(actor.device).manual_seed(args.seed + 10_000)  # not of training
+    while playing.any():
+        _, info, ended = actor.step(E, generator)
+        first = ended[playing[ended]]  # of each env the first episode
+        if len(first):
+            episode = info["final_info"]["episode"]
+            results[:, first] = [episode[k][first] for k in ("r", "l", "coverage", "success")]
+            playing[first] = False
+    envs.close()
+    for kind, part in (("greedy", results[:, :E]), ("sampled", results[:, E:])):
+        means = zip(names, part.mean(1).tolist(), strict=True)
+        metrics |= {f"eval/{kind}_{name}": mean for name, mean in means if np.isfinite(mean)}
+    return metrics
+
+
+def main(args: Args) -> dict[str, float]:
+    args = runs.resume_args(args, "impala_e3b_sofe")
+    device = runs.set_up(args)  # seeds and threads as well
+    N, B = args.num_envs, args.batch_size
+    envs = make_envs(args, N, "train")
+    agent, explorer = Agent(envs, args).to(device), Explorer(envs, args).to(device)
+    actor = Actor(envs, agent, explorer, args)
+    rmsprop = partial(torch.optim.RMSprop, lr=args.learning_rate, alpha=0.99, eps=1e-5)
+    optimizers = {"optimizer": rmsprop(agent.parameters())}
+    if args.bonus != "none":
+        kind = partial(torch.optim.Adam, lr=args.learning_rate) if args.bonus == "e3b" else rmsprop
+        optimizers["explorer_optimizer"] = kind(explorer.parameters())
+    episode_bonus, running_std = torch.zeros(N, device=device), e3b.RunningStd()
+    kept = dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus, std=running_std)
+    run = runs.Run(args, "impala_e3b_sofe", None, kept | optimizers, more=("success",))
+    global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
+    lock = threading.Lock()  # of the learner's weights, which the actor copies
+    collect, crash = partial(actor.collect, agent, explorer, lock), partial(run.crash, "the actor")
+    rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)
+    try:
+        if args.resume is None:
+            actor.reset(args.seed)
+        for iteration in range(global_step // B, num_iterations):
+            run.checkpoint(global_step, share=0.05)
+            rollout = rollouts.get()
+            explorer_loss, raw_bonus = explorer(rollout)
+            # E3B's is divided by its running deviation, over all steps of all envs.
+            deviation = running_std.update(raw_bonus) if args.bonus == "e3b" else 1.0
+            int_rewards = args.beta * WEIGHTS[args.bonus] * raw_bonus / deviation
+            rewards = args.ext_coef * rollout["ext_rewards"] + int_rewards
+            terms = backward(agent, rollout, rewards.clamp(-1, 1), args)
+            if explorer_loss.requires_grad:
+                explorer_loss.backward()
+            for network in (agent, *explorer.children()):
+                nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
+            with lock:
+                for optimizer in optimizers.values():
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+            for t, (info, ended) in enumerate(rollout["log"]):
+                episode_bonus += int_rewards[t]
+                if len(ended):
+                    bonuses = episode_bonus[ended].tolist()
+                    run.log_episodes(global_step + (t + 1) * N, info, ended, bonuses)
+                    episode_bonus[ended] = 0
+            global_step, actor.saved = global_step + B, rollout["after"]
+            losses = {f"losses/{k}": x for k, x in terms.items()}
+            losses |= {"losses/explorer_loss": explorer_loss, "explore/bonus": int_rewards.mean()}
+            losses["explore/raw_bonus"] = raw_bonus.mean()  # without beta, weight and deviation
+            run.log_update(global_step, {name: value.item() for name, value in losses.items()})
+            seconds = dict(zip(("inference", "environment", "bonus"), actor.seconds, strict=True))
+            run.log_times(global_step, seconds | {"learner_waits": rollouts.waited})
+            due = args.eval_every and global_step % args.eval_every < B  # once per eval_every
+            if due and iteration + 1 < num_iterations:
+                run.log_eval(global_step, evaluate(agent, explorer, args))
+        run.checkpoint(global_step, write=True)
+        metrics = evaluate(agent, explorer, args) if args.eval_episodes else {}
+    finally:
+        rollouts.close()
+        envs.close()
+    run.finish(global_step, metrics)
+    return metrics
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,73 @@
+"""The published networks: what each part sees, and psi of length 1."""
+
+import pytest
+import torch
+
+from common.trunks import OUTSIDE, Encoder, ImageTrunk, MiniHackTrunk, make_trunk
+
+
+def minihack_obs(M=3):
+    torch.manual_seed(0)
+    blstats = torch.zeros(M, 27, dtype=torch.int64)
+    blstats[:, 0], blstats[:, 1] = torch.tensor([0, 40, 78]), torch.tensor([0, 10, 20])
+    glyphs = torch.randint(0, OUTSIDE, (M, 21, 79), dtype=torch.int16)
+    return {
+        "glyphs": glyphs,
+        "blstats": blstats,
+        "message": torch.randint(0, 256, (M, 256), dtype=torch.uint8),
+    }
+
+
+def test_the_crop_is_what_is_near_the_agent():
+    trunk, obs, seen = MiniHackTrunk(8, 2), minihack_obs(), []
+    trunk.glyph.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    assert trunk(obs).shape == (3, 8)
+    whole, crop = seen
+    assert torch.equal(whole, obs["glyphs"].long()) and crop.shape == (3, 9, 9)
+    for i, (column, row) in enumerate(obs["blstats"][:, :2].tolist()):
+        for dy in range(-4, 5):
+            for dx in range(-4, 5):
+                y, x = row + dy, column + dx
+                inside = 0 <= y < 21 and 0 <= x < 79
+                expected = obs["glyphs"][i, y, x].item() if inside else OUTSIDE
+                assert crop[i, dy + 4, dx + 4] == expected
+
+
+@pytest.mark.parametrize("part", ["glyphs", "blstats", "message"])
+def test_every_part_of_the_observation_counts_for_its_own_state_only(part):
+    trunk, obs = MiniHackTrunk(16, 4), minihack_obs()
+    before = trunk(obs)
+    changed = obs | {part: obs[part].clone()}
+    changed[part][1].fill_(5)
+    after = trunk(changed)
+    assert not torch.allclose(before[1], after[1])
+    assert torch.allclose(before[[0, 2]], after[[0, 2]], atol=1e-6)
+
+
+def test_huge_numbers_of_the_status_line_are_bounded():
+    trunk, obs = MiniHackTrunk(8, 2), minihack_obs()
+    obs["blstats"][:, 9] = 10**9
+    large = trunk(obs)
+    obs["blstats"][:, 9] = 255
+    assert torch.equal(trunk(obs), large)
+
+
+def test_the_image_trunk():
+    trunk = ImageTrunk(16)
+    image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    features = trunk({"image": image})
+    assert features.shape == (2, 16) and (features >= 0).all()
+    convolutions = [m for m in trunk.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) == 15
+    assert sum(p.numel() for p in trunk.parameters()) == 97600 + 2048 * 16 + 16
+    assert isinstance(make_trunk("procgen-maze", 16, 4), ImageTrunk)
+    assert isinstance(make_trunk("MiniHack-Room-5x5-v0", 16, 4), MiniHackTrunk)
+
+
+def test_an_embedding_of_length_1_and_mean_0():
+    obs = minihack_obs()
+    settings = ("MiniHack-Room-5x5-v0", 16, 4, 12)
+    psi = Encoder(*settings, unit=True)(obs)
+    assert torch.allclose(psi.norm(dim=1), torch.ones(3)) and psi.mean(1).abs().max() < 1e-6
+    raw = Encoder(*settings, unit=False)(obs)
+    assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
