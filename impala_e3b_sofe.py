@@ -2,14 +2,15 @@
 
 E3B pays for a state whose embedding is unlike those met before in the episode. The same state pays
 less each time, so an agent that sees only the game chases a moving reward. SOFE shows it what the
-bonus is made of, the inverse of the ellipsoid C_t or its diagonal, and the reward becomes a fixed
-function of what it sees: see `visit`, `augment`, `make_phi_encoder`.
+bonus is made of, the inverse of the ellipsoid C_t or its diagonal, and the bonus of a state becomes
+a function of what it sees (the diagonal: in part): see `visit`, `augment`, `make_phi_encoder`.
 
     python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6 with SOFE
     python impala_e3b_sofe.py                                    # the same bonus without SOFE
-The defaults are the published settings and want a GPU; docs/impala_e3b_sofe.md has a CPU setting.
+The defaults are the published settings, for a GPU; docs/impala_e3b_sofe.md has a CPU setting, and
+lists all deviations from the published code.
 
-Sources; a tag names a label of the paper, or a part of another
+Sources; [SOFE x] is the label x of the paper, other tags name a section, figure or equation
     [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
     [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, and its code
     [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
@@ -20,7 +21,6 @@ it, then add it; where an episode ended, a new ellipsoid with s_0; only then phi
 is no death: V(s') is bootstrapped, by the actor, with the old episode's phi and memory. The psi of
 bonus and phi is the actor's copy, renewed once per rollout, and the ellipsoid keeps embeddings as
 they were: the learner, whose own psi has moved on, sees the phi that was acted on and its bonus.
-docs/impala_e3b_sofe.md lists all deviations from the published code.
 """
 
 import copy
@@ -76,7 +76,7 @@ class Args:
     """MiniHack only: processes that the envs are spread over (0: in this one)"""
     # Algorithm, as in [E3B], whose batches are 8 rollouts
     learning_rate: float = 1e-4
-    """step size of RMSprop (alpha 0.99, epsilon 1e-5) and of Adam for E3B's encoder"""
+    """step size of RMSprop (alpha 0.99, epsilon 1e-5), and of Adam for E3B's psi and inverse net"""
     num_envs: int = 8
     """N, parallel environments"""
     num_steps: int = 80
@@ -99,7 +99,7 @@ class Args:
     augment: Literal["none", "diagonal", "full"] = "none"
     """SOFE: show the agent the diagonal of E3B's C_t^-1, or all of it"""
     beta: float = 1.0
-    """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
+    """weight of the bonus, >= 0; its sum with the task's reward is clamped to [-1, 1]"""
     ext_coef: float = 1.0
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
     embedding_dim: int = 512
@@ -151,6 +151,7 @@ def visit(ellipsoids, embedding, env_ids=None):
     ellipsoids   C_t^-1 of each env's episode up to s_t, see e3b.Ellipsoids, changed in place
     embedding    (K, d)   psi(s'), of length 1, in the envs env_ids (None: in all)
     returns      (K,)     b, in [0, 1 / ridge]
+    `Ellipsoids.update` is the same rule, and replays it for the learner: change both.
     """
     u = ellipsoids.solve(embedding, env_ids)
     bonus = (embedding * u).sum(1)
@@ -170,20 +171,11 @@ def augment(ellipsoids, args, env_ids=None):
 
 
 def make_phi_encoder(args):
-    """Features (M, phi_dim) of phi: an MLP on the diagonal, a CNN on the matrix.
-
-    [SOFE app:train_details] BatchNorm always uses its running statistics, in acting and learning,
-    else V-trace would correct for a policy that nobody followed; `backward` moves them on.
-    """
-    d, P, channels = args.embedding_dim, args.phi_dim, args.phi_channels
-    if args.augment == "diagonal":
-        return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
-    layers, inputs, size = [nn.Unflatten(1, (1, d))], 1, d
-    for _ in range(5):
-        convolution, norm = nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        layers += [convolution, norm, nn.ReLU(), nn.MaxPool2d(2, args.pool_stride)]
-        inputs, size = channels, (size - 2) // args.pool_stride + 1
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * size**2, P), nn.ReLU()).eval()
+    """Features (M, P) of phi: an MLP on the diagonal, the paper's CNN on the matrix."""
+    d, P = args.embedding_dim, args.phi_dim
+    if args.augment == "full":
+        return trunks.MatrixEncoder(d, P, args.phi_channels, args.pool_stride)
+    return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
 
 
 class Agent(nn.Module):
@@ -230,7 +222,7 @@ class Explorer(nn.Module):
     def __init__(self, envs, args):
         super().__init__()
         self.bonus, A, d = args.bonus, int(envs.single_action_space.n), args.embedding_dim
-        # E3B's psi is of length 1, as in `visit`; those of ICM and RND are of any.
+        # E3B's psi is of length 1, as in `visit`; those of ICM and RND of any length.
         nets = args.env_id, args.hidden_dim, args.glyph_dim, d, args.bonus == "e3b"
         if args.bonus != "none":
             self.encoder = trunks.Encoder(*nets)  # psi, or RND's predictor
@@ -244,7 +236,8 @@ class Explorer(nn.Module):
     def forward(self, rollout):
         """Loss (), sum over T and mean over N, and the bonus (T, N); E3B's is what the actor paid.
 
-        In a step that ends an episode the next s_0 stands for s': it is neither learned nor paid.
+        After a step that ends an episode comes the next s_0, not s': nothing is learned there, and
+        ICM and RND pay 0. E3B's bonus is the actor's, of the true s'.
         """
         starts, actions = rollout["starts"], rollout["actions"]
         if self.bonus == "none":
@@ -302,15 +295,15 @@ def impala_loss(agent, rollout, phi_features, rewards, args):
     policy, values, _ = agent(rollout["obs"], phi_features, rollout["starts"], rollout["memory"])
     policy = torch.distributions.Categorical(logits=policy.logits[:-1], validate_args=False)
     logprobs = policy.log_prob(rollout["actions"])
-    lags = rollout["logprobs"], logprobs.detach()
+    both = rollout["logprobs"], logprobs.detach()
     ends = rollout["final_values"], rollout["terminations"], rollout["truncations"]
-    vs, pg_advantages = vtrace(*lags, rewards, values.detach(), *ends, args.gamma)
+    vs, pg_advantages = vtrace(*both, rewards, values.detach(), *ends, args.gamma)
     pg_loss = -(pg_advantages * logprobs).mean(1).sum()
     v_loss = 0.5 * (vs - values[:-1]).square().mean(1).sum()
     entropy = policy.entropy().mean(1).sum()
     loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy
     terms = {"policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy / len(rewards)}
-    terms["lag"] = (lags[1] - lags[0]).abs().max()  # 0 where the learner has the actor's weights
+    terms["lag"] = (both[1] - both[0]).abs().max()  # about 0 with the actor's weights
     return loss, {name: term.detach() for name, term in terms.items()}
 
 
@@ -336,10 +329,7 @@ def backward(agent, rollout, rewards, args):
     loss.backward()
     for (inv_cov, _), gradient in zip(rebuild(), features.grad, strict=True):
         encoder(args.ridge * inv_cov).backward(gradient)
-    encoder.train()  # BatchNorm's statistics take a step towards those of the last matrices
-    with torch.no_grad():
-        encoder(args.ridge * inv_cov)
-    encoder.eval()
+    rollout["last_phi"] = args.ridge * inv_cov
     return terms
 
 
@@ -358,7 +348,7 @@ class Actor:
             self.ellipsoids = e3b.Ellipsoids(*size, form, envs.max_steps + 1)
         self.seconds = np.zeros(3)  # spent on inference, in the environment, on the bonus
 
-    def to_device(self, arrays):
+    def to_device(self, arrays):  # on a CPU no copy: the envs return new arrays in each step
         arrays = arrays if isinstance(arrays, dict) else {"image": arrays}
         return {k: torch.as_tensor(x, device=self.device) for k, x in arrays.items()}
 
@@ -499,7 +489,7 @@ def main(args: Args) -> dict[str, float]:
     global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     lock = threading.Lock()  # of the learner's weights, which the actor copies
     collect, crash = partial(actor.collect, agent, explorer, lock), partial(run.crash, "the actor")
-    rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)
+    rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)  # starts at `get`
     try:
         if args.resume is None:
             actor.reset(args.seed)
@@ -520,6 +510,8 @@ def main(args: Args) -> dict[str, float]:
                 for optimizer in optimizers.values():
                     optimizer.step()
                     optimizer.zero_grad()
+                if "last_phi" in rollout:  # BatchNorm's statistics take a step towards the latest
+                    agent.phi_encoder.move_statistics(rollout["last_phi"])
 
             for t, (info, ended) in enumerate(rollout["log"]):
                 episode_bonus += int_rewards[t]

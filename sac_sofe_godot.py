@@ -106,7 +106,7 @@ class Args:
     beta: float = 1.0
     """weight of the bonus, >= 0; with --ext-coef 0 it is the scale of all that is learned from"""
     anneal_beta: bool = False
-    """lower beta linearly to 0; phi does not show it, and the replay buffer keeps what was paid"""
+    """lower beta linearly to 0 over total_timesteps; phi does not show beta"""
     ext_coef: float = 0.0
     """weight of the task's own reward, >= 0; 0 is the reward-free setting"""
 

@@ -1,8 +1,9 @@
-"""The published networks that turn an observation of MiniHack or Procgen into features.
+"""The published networks that turn observations of MiniHack or Procgen, or phi, into features.
 
 `MiniHackTrunk` is that of E3B's experiments, `ImageTrunk` the large one of IMPALA; both end before
 the LSTM. They take a dict of tensors that begin with M, as the vector environments give it.
 
+[SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
 [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, appendix C.1.1
 [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
 """
@@ -117,3 +118,30 @@ class Encoder(nn.Module):
     def forward(self, obs):
         x = self.last(self.trunk(obs))
         return nn.functional.normalize(x - x.mean(1, keepdim=True), dim=1) if self.unit else x
+
+
+class MatrixEncoder(nn.Module):
+    """Features (M, features) of matrices (M, d, d), by five convolutions. [SOFE app:train_details]
+
+    BatchNorm always uses its running statistics, in acting and learning, else V-trace would correct
+    for a policy that nobody followed; `move_statistics` takes them a tenth towards a batch's.
+    """
+
+    def __init__(self, d, features, channels, pool_stride):
+        super().__init__()
+        layers, inputs, size = [nn.Unflatten(1, (1, d))], 1, d
+        for _ in range(5):
+            convolution, norm = nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels)
+            layers += [convolution, norm, nn.ReLU(), nn.MaxPool2d(2, pool_stride)]
+            inputs, size = channels, (size - 2) // pool_stride + 1
+        layers += [nn.Flatten(), nn.Linear(inputs * size**2, features), nn.ReLU()]
+        self.layers = nn.Sequential(*layers).eval()
+
+    def forward(self, matrices):
+        return self.layers(matrices)
+
+    @torch.no_grad()
+    def move_statistics(self, matrices):
+        self.layers.train()
+        self.layers(matrices)
+        self.layers.eval()
