@@ -60,7 +60,7 @@ def test_a_flag_means_the_same_in_every_script(script):
     if script.stem == "sac_sofe_godot":  # no mazes, no DeepSea, no S-Max
         theirs |= {"max_steps", "counts", "bonus"}
     if script.stem == "impala_e3b_sofe":  # games of another kind, and bonuses
-        theirs |= {"embedding_dim", "max_grad_norm", "env_id", "bonus", "augment"}
+        theirs |= {"embedding_dim", "max_grad_norm", "env_id", "bonus", "augment", "beta"}
     own, first = import_module(script.stem).Args, ppo_sofe.Args
     helps = [
         dict(

@@ -227,7 +227,8 @@ def test_without_lag_all_ratios_are_one(env_id, augment):
     assert backward(agent, second, torch.zeros(11, 3), args)["lag"] < 1e-5
     if augment != "none":  # and phi is what the policy acted on
         with torch.no_grad():
-            next(agent.phi_encoder.parameters()).mul_(3.0)
+            for parameter in agent.phi_encoder.parameters():
+                parameter.mul_(3.0)
         assert backward(agent, second, torch.zeros(11, 3), args)["lag"] > 1e-5
 
 
@@ -302,9 +303,7 @@ def test_the_gradient_in_two_stages_is_the_gradient():
     rewards = torch.randn(11, 3)
     backward(agent, rollout, rewards, args)
     staged = {k: p.grad.clone() for k, p in agent.named_parameters()}
-    agent.load_state_dict(agent.state_dict())
-    agent.zero_grad()
-    fresh = make_rollout(augment="full")[2]  # BatchNorm's statistics have moved in the other
+    fresh = make_rollout(augment="full")[2]
     size = args.num_envs, args.embedding_dim, args.ridge
     replica = impala_e3b_sofe.e3b.Ellipsoids(*size, form="dense")
     met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
@@ -317,7 +316,12 @@ def test_the_gradient_in_two_stages_is_the_gradient():
         assert torch.allclose(staged[name], parameter.grad, rtol=1e-3, atol=1e-5), name
     before, after = fresh.state_dict(), agent.state_dict()
     moved = [k for k in before if "running" in k and not torch.equal(before[k], after[k])]
-    assert len(moved) == 10
+    assert not moved
+    assert torch.equal(rollout["last_phi"], phi[-1])
+    agent.phi_encoder.move_statistics(phi[-1])
+    after = agent.state_dict()
+    moved = [k for k in before if "running" in k and not torch.equal(before[k], after[k])]
+    assert len(moved) == 10 and not agent.phi_encoder.layers.training
 
 
 def test_the_loss_equals_a_slow_loop():
@@ -427,6 +431,8 @@ def test_every_bonus_and_augmentation(tmp_path, env_id, bonus, augment):
     assert not (folder / "visits.png").exists()
     content = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert content["global_step"] == 36 and content["script"] == "impala_e3b_sofe"
+    moved = [x for k, x in content["state"]["agent"].items() if "num_batches_tracked" in k]
+    assert moved == [3] * (5 if augment == "full" else 0)  # BatchNorm's, once per update
 
 
 def test_the_learner_in_numbers(tmp_path, monkeypatch):
@@ -630,8 +636,8 @@ def test_an_unknown_level_is_named(tmp_path):
 def test_the_encoder_of_the_matrix_is_the_papers(stride):
     args = Args(augment="full", embedding_dim=64, phi_channels=3, pool_stride=stride, phi_dim=9)
     encoder = impala_e3b_sofe.make_phi_encoder(args)
-    kinds = [type(layer).__name__ for layer in encoder]
+    kinds = [type(layer).__name__ for layer in encoder.layers]
     assert kinds.count("Conv2d") == kinds.count("BatchNorm2d") == kinds.count("MaxPool2d") == 5
     side = 59 if stride == 1 else 2
-    assert encoder[-2].in_features == 3 * side**2
-    assert encoder(torch.rand(2, 64, 64)).shape == (2, 9) and not encoder.training
+    assert encoder.layers[-2].in_features == 3 * side**2
+    assert encoder(torch.rand(2, 64, 64)).shape == (2, 9) and not encoder.layers.training
