@@ -93,6 +93,8 @@ class Args:
     """units of the trunk's layers and of the LSTM (1024: MiniHack; 256 is usual for Procgen)"""
     glyph_dim: int = 64
     """MiniHack only: size of the embedding of a glyph"""
+    crop_only: bool = False
+    """MiniHack only: read the 9 x 9 cells round the agent and the status alone, for a CPU"""
     # Exploration bonus
     bonus: Literal["none", "icm", "rnd", "e3b"] = "e3b"
     """the intrinsic reward, with its published weight: e3b 1, icm 0.1, rnd 0.001"""
@@ -183,7 +185,7 @@ class Agent(nn.Module):
 
     def __init__(self, envs, args):
         super().__init__()
-        self.trunk = trunks.make_trunk(args.env_id, args.hidden_dim, args.glyph_dim)
+        self.trunk = trunks.make_trunk(args)
         self.phi_encoder = None if args.augment == "none" else make_phi_encoder(args)
         features = args.hidden_dim + args.phi_dim * (args.augment != "none")
         self.lstm = nn.LSTM(features, args.hidden_dim)
@@ -223,15 +225,15 @@ class Explorer(nn.Module):
         super().__init__()
         self.bonus, A, d = args.bonus, int(envs.single_action_space.n), args.embedding_dim
         # E3B's psi is of length 1, as in `visit`; those of ICM and RND of any length.
-        nets = args.env_id, args.hidden_dim, args.glyph_dim, d, args.bonus == "e3b"
+        encoder = partial(trunks.Encoder, args, unit=args.bonus == "e3b")
         if args.bonus != "none":
-            self.encoder = trunks.Encoder(*nets)  # psi, or RND's predictor
+            self.encoder = encoder()  # psi, or RND's predictor
         if args.bonus in ("e3b", "icm"):
             self.inverse = nn.Sequential(nn.Linear(2 * d, 256), nn.ReLU(), nn.Linear(256, A))
         if args.bonus == "icm":
             self.dynamics = nn.Sequential(nn.Linear(d + A, d), nn.ReLU(), nn.Linear(d, d))
         if args.bonus == "rnd":
-            self.target = trunks.Encoder(*nets).requires_grad_(False)
+            self.target = encoder().requires_grad_(False)
 
     def forward(self, rollout):
         """Loss (), sum over T and mean over N, and the bonus (T, N); E3B's is what the actor paid.

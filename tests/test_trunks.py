@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from common.trunks import OUTSIDE, Encoder, ImageTrunk, MiniHackTrunk, make_trunk
+from impala_e3b_sofe import Args
 
 
 def minihack_obs(M=3):
@@ -22,7 +23,7 @@ def test_the_crop_is_what_is_near_the_agent():
     trunk, obs, seen = MiniHackTrunk(8, 2), minihack_obs(), []
     trunk.glyph.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
     assert trunk(obs).shape == (3, 8)
-    whole, crop = seen
+    crop, whole = seen
     assert torch.equal(whole, obs["glyphs"].long()) and crop.shape == (3, 9, 9)
     for i, (column, row) in enumerate(obs["blstats"][:, :2].tolist()):
         for dy in range(-4, 5):
@@ -44,6 +45,16 @@ def test_every_part_of_the_observation_counts_for_its_own_state_only(part):
     assert torch.allclose(before[[0, 2]], after[[0, 2]], atol=1e-6)
 
 
+def test_crop_only_sees_what_is_near_alone():
+    trunk, obs = make_trunk(Args(hidden_dim=16, glyph_dim=4, crop_only=True)), minihack_obs()
+    assert trunk(obs).shape == (3, 16)
+    far, near = (obs | {"glyphs": obs["glyphs"].clone()} for _ in range(2))
+    far["glyphs"][1, 10, 45] += 1  # five columns to the right of the agent
+    near["glyphs"][1, 10, 44] += 1
+    far["message"] = obs["message"] + 1
+    assert torch.equal(trunk(far), trunk(obs)) and not torch.equal(trunk(near), trunk(obs))
+
+
 def test_huge_numbers_of_the_status_line_are_bounded():
     trunk, obs = MiniHackTrunk(8, 2), minihack_obs()
     obs["blstats"][:, 9] = 10**9
@@ -60,14 +71,14 @@ def test_the_image_trunk():
     convolutions = [m for m in trunk.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convolutions) == 15
     assert sum(p.numel() for p in trunk.parameters()) == 97600 + 2048 * 16 + 16
-    assert isinstance(make_trunk("procgen-maze", 16, 4), ImageTrunk)
-    assert isinstance(make_trunk("MiniHack-Room-5x5-v0", 16, 4), MiniHackTrunk)
+    assert isinstance(make_trunk(Args(env_id="procgen-maze", hidden_dim=16)), ImageTrunk)
+    assert isinstance(make_trunk(Args(hidden_dim=16, glyph_dim=4)), MiniHackTrunk)
 
 
 def test_an_embedding_of_length_1_and_mean_0():
     obs = minihack_obs()
-    settings = ("MiniHack-Room-5x5-v0", 16, 4, 12)
-    psi = Encoder(*settings, unit=True)(obs)
+    args = Args(hidden_dim=16, glyph_dim=4, embedding_dim=12)
+    psi = Encoder(args, unit=True)(obs)
     assert torch.allclose(psi.norm(dim=1), torch.ones(3)) and psi.mean(1).abs().max() < 1e-6
-    raw = Encoder(*settings, unit=False)(obs)
+    raw = Encoder(args, unit=False)(obs)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
