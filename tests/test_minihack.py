@@ -516,7 +516,8 @@ def test_a_step_that_was_interrupted_cannot_be_mended(make, monkeypatch):
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.path.insert(0, {root!r})
 import numpy as np
 from common.minihack import MiniHackVecEnv
