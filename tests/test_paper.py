@@ -15,6 +15,7 @@ from rliable import metrics
 from run_files import quick  # noqa: F401
 
 import ppo_sofe
+from common.godot import EngineError, find_engine
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "paper"))
@@ -29,6 +30,7 @@ SMOKES = [  # file, flags, name of the table, its rows
     ("table_deepsea.py", ["--algorithm", "dqn"], "table_deepsea_dqn", 2),
     ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
     ("ablation_encoding.py", [], "ablation_encoding", 4),
+    ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
 ]
 
 
@@ -48,13 +50,19 @@ class RunHere:
 @pytest.mark.parametrize(("file", "flags", "table", "num_rows"), SMOKES)
 def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys):
     """The runs of a file end, and their CSV files make its table and figure."""
+    if file == "fig_godot.py":
+        try:
+            find_engine()
+        except EngineError as error:
+            pytest.skip(str(error))
     monkeypatch.setenv("SOFE_RUNS", str(tmp_path))
     monkeypatch.delitem(sys.modules, "experiments")  # it reads SOFE_RUNS when it is imported
     monkeypatch.delitem(sys.modules, "table_deepsea", raising=False)
-    process = subprocess.Popen  # git's, with which a run notes the commit, stays one
+    process = subprocess.Popen  # the engine's and git's stay processes
 
     def popen(command, **kwargs):
-        return (RunHere if command[0] == sys.executable else process)(command, **kwargs)
+        script = command[0] == sys.executable and command[1].endswith(".py")
+        return (RunHere if script else process)(command, **kwargs)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(ppo_sofe, "augment", ppo_sofe.augment)  # the ablation replaces it
