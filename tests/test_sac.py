@@ -918,3 +918,9 @@ def test_sofe_explores_the_plain_better_than_random_actions(tmp_path, stub):
     episodes = rows(folder, "episodes.csv")
     random = np.mean([float(row["coverage"]) for row in episodes if int(row["step"]) <= 800])
     assert metrics["eval/sampled_coverage"] > 1.5 * random
+
+
+def test_the_temperature_starts_where_it_is_told(stub, tmp_path):
+    stub()
+    _, folder = train(tmp_path, init_alpha=0.02, log_every=1)
+    assert float(rows(folder, "updates.csv")[0]["alpha"]) == pytest.approx(0.02, rel=1e-4)
