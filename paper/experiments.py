@@ -59,15 +59,16 @@ SMOKE = {
 }
 
 
-def parse_size(description: str, algorithms: tuple[str, ...] = ()) -> argparse.Namespace:
+def parse_size(description: str, **choices: tuple[str, ...]) -> argparse.Namespace:
     """The command line of every file here: --smoke, --small or --paper, --seeds and --jobs.
 
-    algorithms   names of scripts without _sofe.py among which --algorithm chooses; the first is
-                 the default
+    choices   flags of the file's own, each a choice among names, the first of them by default:
+              algorithm=("ppo", "a2c")
     """
-    parser = argparse.ArgumentParser(description=description)
-    if algorithms:
-        parser.add_argument("--algorithm", choices=algorithms, default=algorithms[0])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
+    for flag, names in choices.items():
+        parser.add_argument(f"--{flag}", choices=names, default=names[0])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--smoke", action="store_const", dest="size", const="smoke", help="seconds")
     size.add_argument("--small", action="store_const", dest="size", const="small", help="a CPU")
@@ -202,72 +203,92 @@ def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RES
     return folder / f"{name}.csv"
 
 
-def coverage_curves(
-    runs: dict[tuple[str, str], list[str]], steps: int, bins: int
+def training_curves(
+    runs: dict[tuple[str, str], list[str]], steps: int, bins: int, column: str = "coverage"
 ) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
-    """Coverage of the episodes of each run over training.
+    """What the episodes of each run reached over training.
 
-    runs      (bonus, arm) -> names of the runs, one of each seed
-    returns   right edges of the bins in steps (bins,), and (bonus, arm) -> (seeds, bins) float64
+    runs      (panel, arm) -> names of the runs, one of each seed
+    column    of episodes.csv
+    returns   right edges of the bins in steps (bins,), and (panel, arm) -> (seeds, bins) float64
     """
     edges = np.linspace(0, steps, bins + 1)
     curves = {}
     for key, of_seeds in runs.items():
         episodes = [read(name) for name in of_seeds]
-        curves[key] = np.array([bin_means(e["step"], e["coverage"], edges) for e in episodes])
+        curves[key] = np.array([bin_means(e["step"], e[column], edges) for e in episodes])
     return edges[1:], curves
 
 
-def write_curves(name: str, edges, curves, committed: bool) -> tuple[Path, Path]:
-    """Write curves as CSV; returns its path and that of the figure, in paper/ or else in RUNS."""
+def write_curves(
+    name: str, edges, curves, committed: bool, panel: str = "bonus", column: str = "coverage"
+) -> tuple[Path, Path]:
+    """Write curves as CSV; returns its path and that of the figure, in paper/ or else in RUNS.
+
+    panel    what the first of the keys of the curves is
+    column   what the curves show
+    """
     rows = [
-        [bonus, arm, seed, int(edge), f"{value:.5f}"]
-        for (bonus, arm), array in curves.items()
+        [key, arm, seed, int(edge), f"{value:.5f}"]
+        for (key, arm), array in curves.items()
         for seed, curve in enumerate(array, 1)
         for edge, value in zip(edges, curve, strict=True)
     ]
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
-    path = write_csv(name, ["bonus", "arm", "seed", "step", "coverage"], rows, results)
+    path = write_csv(name, [panel, "arm", "seed", "step", column], rows, results)
     return path, figures / f"{name}.png"
 
 
-def draw_curves(path: Path, edges, curves, lines: dict[str, float], caption: str) -> None:
-    """Draw coverage over training, a panel for each bonus.
+def draw_curves(
+    path: Path,
+    edges,
+    curves,
+    lines: dict[str, float],
+    caption: str,
+    arms=ARMS,
+    title: str = "{} bonus",
+    ylabel: str = "coverage of an episode",
+) -> None:
+    """Draw curves over training, a panel for each first key of theirs.
 
-    lines   what else to compare with: label -> coverage
+    lines   what else to compare with: label -> value
+    arms    second key -> (flag, label, color)
+    title   of a panel, with {} for its key
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    bonuses = list(dict.fromkeys(bonus for bonus, _ in curves))
-    size = {"figsize": (4.5 * len(bonuses), 4.2), "sharey": True, "layout": "constrained"}
-    figure, axes = plt.subplots(1, len(bonuses), squeeze=False, **size)
+    panels = list(dict.fromkeys(panel for panel, _ in curves))
+    size = {"figsize": (max(5.5, 4.5 * len(panels)), 4.2), "sharey": True, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(panels), squeeze=False, **size)
     axes = axes[0]
-    for ax, bonus in zip(axes, bonuses, strict=True):
-        for arm, (_, label, color) in ARMS.items():
-            shown = ~np.isnan(curves[bonus, arm]).any(0)
-            middle, low, high = iqm_interval(curves[bonus, arm][:, shown])
+    for ax, panel in zip(axes, panels, strict=True):
+        for arm, (_, label, color) in arms.items():
+            if (panel, arm) not in curves:
+                continue
+            shown = ~np.isnan(curves[panel, arm]).any(0)
+            middle, low, high = iqm_interval(curves[panel, arm][:, shown])
             ax.plot(edges[shown], middle, color=color, label=label)
             ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
         for style, (label, value) in zip(("--", ":"), lines.items(), strict=False):
             ax.axhline(value, color="gray", linestyle=style, label=label)
-        ax.set(title=f"{bonus} bonus", xlabel="environment steps", ylim=(0, 1.05))
+        ax.set(title=title.format(panel), xlabel="environment steps", ylim=(0, 1.05))
         ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         ax.grid(alpha=0.3)
-    axes[0].set_ylabel("coverage of an episode")
+    axes[0].set_ylabel(ylabel)
     axes[0].legend(loc="upper left")
-    words = textwrap.wrap(caption, 78 * len(bonuses), break_on_hyphens=False)
+    words = textwrap.wrap(caption, 78 * len(panels), break_on_hyphens=False)
     figure.supxlabel("\n".join(words), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def print_last(curves) -> None:
-    """Print the coverage of the last tenth of training of each arm."""
-    for (bonus, arm), array in curves.items():
+def print_last(curves, column: str = "coverage") -> None:
+    """Print what each arm reaches in the last tenth of training."""
+    for (panel, arm), array in curves.items():
         last = np.nanmean(array[:, -max(1, array.shape[1] // 10) :], axis=1)
         middle, low, high = iqm_interval(last[:, None])
-        print(f"{bonus:9s} {arm:6s} coverage {middle[0]:.3f} [{low[0]:.3f}, {high[0]:.3f}]")
+        print(f"{panel:9s} {arm:8s} {column} {middle[0]:.3f} [{low[0]:.3f}, {high[0]:.3f}]")

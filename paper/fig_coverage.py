@@ -15,11 +15,11 @@ from experiments import (
     ARMS,
     SMALL,
     SMOKE,
-    coverage_curves,
     draw_curves,
     launch,
     parse_size,
     print_last,
+    training_curves,
     write_curves,
 )
 
@@ -59,7 +59,7 @@ def jobs(algorithm: str, size: str, steps: int, limit: int, runs) -> dict[str, l
 
 
 def main():
-    args = parse_size(__doc__, ("ppo", "a2c", "dqn"))
+    args = parse_size(__doc__, algorithm=("ppo", "a2c", "dqn"))
     _, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
@@ -67,7 +67,7 @@ def main():
     runs = names(args.algorithm, bonuses, seeds, prefix)
     launch(jobs(args.algorithm, args.size, steps, limit, runs), args.jobs)
     bins = 4 if args.size == "smoke" else 15  # each holds the ends of some episodes
-    edges, curves = coverage_curves(runs, steps, bins)
+    edges, curves = training_curves(runs, steps, bins)
     name = f"{prefix}coverage_{args.algorithm}_maze1"
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(name, edges, curves, committed)

@@ -12,11 +12,11 @@ paper/figures/.
 import numpy as np
 from experiments import (
     ARMS,
-    coverage_curves,
     draw_curves,
     launch,
     parse_size,
     print_last,
+    training_curves,
     write_curves,
 )
 
@@ -83,7 +83,7 @@ def main():
         for arm in ARMS
     }  # fmt: skip
     launch(jobs, args.jobs)
-    edges, curves = coverage_curves(runs, steps, 4 if args.size == "smoke" else 10)
+    edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 10)
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(f"{prefix}coverage_sac_godot", edges, curves, committed)
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"

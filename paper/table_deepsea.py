@@ -62,7 +62,7 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, int | None]:
 
 
 def main():
-    args = parse_size(__doc__, ALGORITHMS)
+    args = parse_size(__doc__, algorithm=ALGORITHMS)
     sizes, episodes, seeds = SIZES[args.size]
     seeds = args.seeds or seeds[args.algorithm]
     prefix = "" if args.size == "small" else f"{args.size}-"
