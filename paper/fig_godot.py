@@ -1,6 +1,6 @@
 """Reward-free exploration of the 3D map by SAC, with and without SOFE. [SOFE fig:sac_godot]
 
-    python paper/fig_godot.py --small      # two hours on two cores; not run to the end yet
+    python paper/fig_godot.py --small      # two hours on two cores
     python paper/fig_godot.py --paper      # the paper's network, for a GPU
 
 Episodic counts, two bonuses, sqrt and salesman; the arms differ in --augment alone. Drawn is the
@@ -36,9 +36,10 @@ SIZES = {  # flags, steps, seeds, length of an episode
     ),
     "small": (
         [
-            *["--num-envs", "16", "--minibatch-size", "128", "--learning-starts", "2000"],
-            *["--channels", "16", "--embedding-dim", "128", "--buffer-size", "200000"],
-            *["--init-alpha", "0.02"],
+            *["--num-envs", "16", "--minibatch-size", "64", "--learning-starts", "2000"],
+            *["--gradient-steps", "4", "--learning-rate", "0.001", "--gamma", "0.97"],
+            *["--channels", "16", "--embedding-dim", "64", "--hidden-dim", "128"],
+            *["--buffer-size", "200000", "--init-alpha", "0.02"],
         ],
         200_000,
         3,
@@ -86,7 +87,7 @@ def main():
     edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 10)
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(f"{prefix}coverage_sac_godot", edges, curves, committed)
-    network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
+    network = "paper's network" if args.size == "paper" else "small networks"
     caption = (
         f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps. "
         f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment. "

@@ -31,6 +31,7 @@ SMOKES = [  # file, flags, name of the table, its rows
     ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
     ("ablation_encoding.py", [], "ablation_encoding", 4),
     ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
+    ("fig_e3b.py", [], "e3b_multiroom", 4 * 4),
 ]
 
 
@@ -124,3 +125,8 @@ def test_bins_hold_the_episodes_that_ended_in_them():
     steps, values = np.array([10, 20, 21, 40]), np.array([1.0, 3.0, 5.0, 7.0])
     means = experiments.bin_means(steps, values, np.array([0, 20, 30, 35, 40]))
     assert means[[0, 1, 3]].tolist() == [2.0, 5.0, 7.0] and np.isnan(means[2])
+
+
+def test_a_random_policy_in_a_procgen_maze_sometimes_reaches_the_goal():
+    file = runpy.run_path(str(ROOT / "paper" / "fig_e3b.py"))
+    assert 0.05 < file["random_policy_success"]("procgen-maze", 64) < 0.45

@@ -1,0 +1,151 @@
+"""E3B in MiniHack and Procgen, with and without SOFE on its ellipsoid. [SOFE fig:e3b_exps]
+
+    python paper/fig_e3b.py --small                      # MultiRoom-N2: four arms, a CPU
+    python paper/fig_e3b.py --small --task room          # Room-5x5, solved without a bonus
+    python paper/fig_e3b.py --small --task procgen       # Procgen-Maze
+    python paper/fig_e3b.py --paper                      # MultiRoom-N6, published sizes, a GPU
+
+The arms: no bonus, E3B, E3B with the diagonal of the ellipsoid shown to the agent, E3B with all of
+it; they differ in --bonus and --augment alone. Drawn is the share of the episodes of training that
+reach the goal; the grey line is a policy that acts at random, on the levels of the evaluation.
+Writes paper/results/e3b_TASK.csv, e3b_TASK_eval.csv, the evaluation at the end on levels that are
+not trained on, and the figure paper/figures/e3b_TASK.png.
+"""
+
+import numpy as np
+from experiments import (
+    RESULTS,
+    RUNS,
+    draw_curves,
+    launch,
+    parse_size,
+    print_last,
+    read,
+    training_curves,
+    write_csv,
+    write_curves,
+)
+
+from common.minihack import MiniHackVecEnv
+from common.procgen import ProcgenVecEnv
+
+ARMS = {  # flags, label and color
+    "none": (["--bonus", "none"], "no bonus", "gray"),
+    "e3b": (["--bonus", "e3b"], "E3B", "tab:blue"),
+    "diagonal": (["--bonus", "e3b", "--augment", "diagonal"], "E3B, diagonal shown", "tab:orange"),
+    "full": (["--bonus", "e3b", "--augment", "full"], "E3B, ellipsoid shown", "tab:red"),
+}
+CPU = [  # small networks for MiniHack; the learning rate goes with them
+    *["--num-envs", "16", "--num-steps", "40", "--hidden-dim", "128", "--glyph-dim", "16"],
+    *["--embedding-dim", "64", "--phi-dim", "128", "--learning-rate", "0.0005", "--crop-only"],
+]
+SMOKE = [
+    *["--num-envs", "2", "--num-steps", "8", "--hidden-dim", "8", "--glyph-dim", "4"],
+    *["--embedding-dim", "32", "--phi-dim", "8", "--crop-only", "--num-workers", "0"],
+    *["--eval-episodes", "1"],
+]
+COLUMNS = ("greedy_success", "sampled_success", "greedy_length", "sampled_length")
+TASKS = {  # environment; flags, steps, seeds and arms of --small; the environment of --paper
+    "multiroom": (
+        "MiniHack-MultiRoom-N2-v0",
+        ([*CPU, "--eval-episodes", "100"], 300_000, 3, tuple(ARMS)),
+        "MiniHack-MultiRoom-N6-v0",
+    ),
+    "room": (
+        "MiniHack-Room-5x5-v0",
+        ([*CPU, "--eval-episodes", "100"], 50_000, 3, ("none",)),
+        "MiniHack-Room-5x5-v0",
+    ),
+    "procgen": (
+        "procgen-maze",
+        (
+            [
+                *["--num-envs", "16", "--num-steps", "40", "--hidden-dim", "128"],
+                *["--embedding-dim", "64", "--phi-dim", "128", "--learning-rate", "0.0005"],
+                *["--eval-episodes", "100"],
+            ],
+            300_000,
+            3,
+            ("none", "e3b", "diagonal"),
+        ),
+        "procgen-maze",
+    ),
+}
+
+
+def settings(task: str, size: str):
+    """Environment, flags, steps, seeds and names of the arms of a size."""
+    env_id, (flags, steps, seeds, arms), paper_env_id = TASKS[task]
+    if size == "smoke":
+        return env_id, SMOKE, 160, 1, arms
+    if size == "paper":
+        hidden = ["--hidden-dim", "256"] if task == "procgen" else []
+        return paper_env_id, hidden, 100_000_000, 6, arms
+    return env_id, flags, steps, seeds, arms
+
+
+def random_policy_success(env_id: str, episodes: int) -> float:
+    """Share of episodes that reach the goal with actions drawn uniformly."""
+    N, generator = min(episodes, 16), np.random.default_rng(0)
+    if env_id == "procgen-maze":
+        envs = ProcgenVecEnv("maze", N, split="eval")
+    else:
+        envs = MiniHackVecEnv(env_id, N, 0, split="eval")
+    envs.reset(seed=0)
+    successes = [[] for _ in range(N)]  # as many of each env: short episodes count no more
+    while min(map(len, successes)) < episodes // N:
+        *_, info = envs.step(generator.integers(envs.single_action_space.n, size=N))
+        if "final_info" in info:
+            for env in np.flatnonzero(info["_final_info"]):
+                successes[env].append(info["final_info"]["episode"]["success"][env])
+    envs.close()
+    return float(np.mean([of_env[: episodes // N] for of_env in successes]))
+
+
+def main():
+    args = parse_size(__doc__, task=tuple(TASKS))
+    env_id, flags, steps, seeds, arms = settings(args.task, args.size)
+    seeds = args.seeds or seeds
+    prefix = "" if args.size == "small" else f"{args.size}-"
+    names = {
+        (env_id, arm): [f"{prefix}e3b-{env_id}-{arm}-seed{seed}" for seed in range(1, seeds + 1)]
+        for arm in arms
+    }
+    jobs = {
+        names[env_id, arm][seed]: [
+            "impala_e3b_sofe.py", "--env-id", env_id, *ARMS[arm][0], "--seed", str(seed + 1),
+            *flags, "--total-timesteps", str(steps),
+        ]
+        for seed in range(seeds)
+        for arm in arms
+    }  # fmt: skip
+    launch(jobs, args.jobs)
+    committed = args.size != "smoke" and not args.seeds
+    bins = 4 if args.size == "smoke" else 20
+    edges, curves = training_curves(names, steps, bins, "success")
+    name = f"{prefix}e3b_{args.task}"
+    path, picture = write_curves(name, edges, curves, committed, "env", "success")
+    evals = [
+        [env_id, arm, seed, *(f"{read(run, 'evals.csv')[key][-1]:.4f}" for key in COLUMNS)]
+        for (_, arm), runs in names.items()
+        for seed, run in enumerate(runs, 1)
+    ]
+    header = ["env", "arm", "seed", *COLUMNS]
+    evals_path = write_csv(f"{name}_eval", header, evals, RESULTS if committed else RUNS)
+    sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
+    caption = (
+        f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "
+        f"mean and range). python paper/fig_e3b.py --{args.size} --task {args.task}"
+    )
+    lines = {"random policy": random_policy_success(env_id, 16 if args.size == "smoke" else 400)}
+    ylabel = "share of episodes that reach the goal"
+    draw_curves(picture, edges, curves, lines, caption, ARMS, "{}", ylabel)
+    print_last(curves, "success")
+    for row in evals:
+        print("evaluation", *row)
+    print(f"random policy: success {lines['random policy']:.3f}")
+    print(f"wrote {path}, {evals_path} and {picture}")
+
+
+if __name__ == "__main__":
+    main()
