@@ -125,10 +125,17 @@ def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
 
 
 def launch(jobs: dict[str, list[str]], parallel: int, runs: Path = RUNS) -> None:
-    """Run all jobs, `parallel` at a time, each with a log file; exit status 1 if one failed."""
+    """Run the jobs that are not finished, `parallel` at a time; exit status 1 if one failed."""
     runs.mkdir(parents=True, exist_ok=True)
-    waiting = [(name, cmd) for name, line in jobs.items() if (cmd := command_for(name, line, runs))]
-    print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished", flush=True)
+    commands = {name: command_for(name, line, runs) for name, line in jobs.items()}
+    commands = {name: command for name, command in commands.items() if command}
+    print(f"{len(jobs) - len(commands)} of {len(jobs)} runs are finished", flush=True)
+    run(commands, parallel, runs)
+
+
+def run(commands: dict[str, list[str]], parallel: int, runs: Path) -> None:
+    """Run all commands, `parallel` at a time, each with a log file; exit status 1 if one failed."""
+    waiting = list(commands.items())
     running: dict[str, subprocess.Popen] = {}
     failed: list[str] = []
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,29 +1,48 @@
 """DeepSea with the sqrt bonus and global counts, with and without SOFE. [SOFE tab:deepsea]
 
-    python paper/table_deepsea.py --small --algorithm ppo      # or a2c, dqn, ppo_lstm
+    python paper/table_deepsea.py --small --algorithm a2c      # or ppo, dqn, ppo_lstm
 
-Sizes 10 and 20, the arms differ in --augment alone, one setting of each algorithm for all sizes; a
-rollout is one episode of each env. Writes paper/results/table_deepsea_ALGORITHM.csv: the greedy
-return at the end, and the training episodes after which an evaluation first earned 0.95 or more.
+The arms differ in --augment alone, and an algorithm has one setting for all sizes, in which a
+rollout is one episode of each env. A run that is finished is evaluated once more, on 10,000 or
+(--paper) 100,000 episodes, half of them greedy; all greedy ones are the same, as DeepSea is
+deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return of these episodes,
+and the training episodes after which an evaluation first earned 0.95 or more. Printed beside them
+are the numbers of the paper's table.
 """
 
+import json
+import sys
+
 import numpy as np
-from experiments import RESULTS, RUNS, launch, parse_size, read, write_csv
+from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
-SIZES = {  # sizes; episodes (of all sizes or each) and seeds of each algorithm
-    "smoke": ((4,), dict(ppo=64, a2c=64, dqn=128, ppo_lstm=64), dict.fromkeys(ALGORITHMS, 1)),
-    "small": (
-        (10, 20),
-        dict(ppo=20_000, a2c=10_000, dqn={10: 6_000, 20: 12_000}, ppo_lstm=10_000),
-        dict(ppo=5, a2c=5, dqn=5, ppo_lstm=3),
-    ),
-    "paper": (
-        (10, 14, 20, 24, 30),
-        dict.fromkeys(ALGORITHMS, 100_000),
-        dict.fromkeys(ALGORITHMS, 6),
-    ),
+DEEPSEAS = (10, 14, 20, 24, 30)
+SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
+    "smoke": dict.fromkeys(ALGORITHMS, ((4,), 1, 64)) | {"dqn": ((4,), 1, 128)},
+    "small": {
+        "ppo": (DEEPSEAS, 5, 20_000),
+        "a2c": (DEEPSEAS, 5, 10_000),
+        "dqn": (DEEPSEAS, 5, {10: 6_000} | dict.fromkeys(DEEPSEAS[1:], 12_000)),
+        "ppo_lstm": ((10, 20), 3, 10_000),
+    },
+    "paper": dict.fromkeys(ALGORITHMS, (DEEPSEAS, 6, 100_000)),
+}
+EVALUATION = {"smoke": 8, "small": 10_000, "paper": 100_000}  # episodes, half of them greedy
+PRINTED = {  # [SOFE tab:deepsea], in the order of DEEPSEAS
+    "a2c": {
+        "DeRL": "0.98 ± 0.10, 0.65 ± 0.23, 0.42 ± 0.16, 0.07 ± 0.10, 0.09 ± 0.08",
+        "SOFE": "0.94 ± 0.19, 0.45 ± 0.31, 0.11 ± 0.25, 0.08 ± 0.14, 0.04 ± 0.09",
+    },
+    "ppo": {
+        "DeRL": "0.61 ± 0.20, 0.92 ± 0.18, -0.01 ± 0.01, 0.63 ± 0.27, -0.01 ± 0.01",
+        "SOFE": "0.77 ± 0.29, 0.67 ± 0.33, 0.13 ± 0.09, 0.07 ± 0.15, 0.09 ± 0.23",
+    },
+    "dqn": {
+        "DeRL": "0.98 ± 0.09, 0.95 ± 0.17, 0.40 ± 0.08, 0.53 ± 0.27, 0.10 ± 0.10",
+        "SOFE": "0.97 ± 0.29, 0.78 ± 0.21, 0.70 ± 0.28, 0.65 ± 0.26, 0.42 ± 0.33",
+    },
 }
 
 
@@ -54,50 +73,76 @@ def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -
     ]
 
 
-def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, int | None]:
-    """Greedy return at the end, and training episodes to the first evaluation of 0.95 or more."""
+def evaluate(names: list[str], algorithm: str, episodes: int, parallel: int, runs=RUNS) -> None:
+    """Evaluate finished runs on so many episodes, where that is not their latest evaluation."""
+    each = episodes // 2  # greedy, and as many sampled
+    commands = {
+        name: [
+            *[sys.executable, f"{algorithm}_sofe.py", "--resume", str(runs / name)],
+            *["--eval-episodes", str(each)],
+        ]
+        for name in names
+        if json.loads((runs / name / "args.json").read_text())["args"]["eval_episodes"] != each
+    }
+    run(commands, parallel, runs)
+
+
+def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, float, int | None]:
+    """Greedy and sampled return at the end; episodes to the first evaluation of 0.95 or more."""
     evals = read(name, "evals.csv", runs)
     solved = evals["step"][evals["greedy_return"] >= 0.95]
-    return evals["greedy_return"][-1], int(solved[0] // deepsea_size) if len(solved) else None
+    first = int(solved[0] // deepsea_size) if len(solved) else None
+    return evals["greedy_return"][-1], evals["sampled_return"][-1], first
+
+
+def summary(values: list[float]) -> str:
+    return f"{np.mean(values):.2f} ± {np.std(values):.2f}"
 
 
 def main():
     args = parse_size(__doc__, algorithm=ALGORITHMS)
-    sizes, episodes, seeds = SIZES[args.size]
-    seeds = args.seeds or seeds[args.algorithm]
+    algorithm = args.algorithm
+    sizes, seeds, budget = SIZES[args.size][algorithm]
+    seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
-        (size, arm, seed): f"{prefix}deepsea{size}-{args.algorithm}-{arm}-seed{seed}"
+        (size, arm, seed): f"{prefix}deepsea{size}-{algorithm}-{arm}-seed{seed}"
         for size in sizes
         for arm in ARMS
         for seed in range(1, seeds + 1)
     }
-    budget = episodes[args.algorithm]
     budget = budget if isinstance(budget, dict) else dict.fromkeys(sizes, budget)
     jobs = {
         name: [
-            *[f"{args.algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]],
-            *flags(args.size, size, budget[size], args.algorithm),
+            *[f"{algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]],
+            *flags(args.size, size, budget[size], algorithm),
         ]
         for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
     }
     launch(jobs, args.jobs)
+    evaluate(list(names.values()), algorithm, EVALUATION[args.size], args.jobs)
     rows = []
     for (size, arm, seed), name in names.items():
-        greedy, solved = result(name, size)
-        rows.append([args.algorithm, arm, size, seed, f"{greedy:.4f}", solved])
-    header = ["algorithm", "arm", "size", "seed", "greedy_return", "episodes_to_0.95"]
+        greedy, sampled, solved = result(name, size)
+        rows.append([algorithm, arm, size, seed, f"{greedy:.4f}", f"{sampled:.4f}", solved])
+    header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    path = write_csv(f"{prefix}table_deepsea_{args.algorithm}", header, rows, folder)
-    print("| DeepSea | arm | greedy return | seeds at 0.95 | episodes to 0.95 |")
-    print("|---|---|---|---|---|")
+    name = f"{prefix}table_deepsea_{algorithm}"
+    path = write_csv(name, [*header, "episodes_to_0.95"], rows, folder)
+    print("| DeepSea | arm | greedy return | sampled | seeds at 0.95 | episodes to 0.95 |")
+    print("|---|---|---|---|---|---|")
     for size in sizes:
         for arm in ARMS:
             chosen = [row for row in rows if row[1:3] == [arm, size]]
-            greedy = np.array([float(row[4]) for row in chosen])
-            solved = ", ".join("never" if row[5] is None else f"{row[5]:,}" for row in chosen)
-            text = f"{greedy.mean():.2f} ± {greedy.std():.2f} | {(greedy >= 0.95).sum()} of {seeds}"
-            print(f"| {size} | {arm} | {text} | {solved} |")
+            greedy, sampled = ([float(row[column]) for row in chosen] for column in (4, 5))
+            reached = f"{sum(value >= 0.95 for value in greedy)} of {seeds}"
+            solved = ", ".join("never" if row[6] is None else f"{row[6]:,}" for row in chosen)
+            text = f"{summary(greedy)} | {summary(sampled)} | {reached} | {solved}"
+            print(f"| {size} | {arm} | {text} |")
+        for who, printed in PRINTED.get(algorithm, {}).items():
+            if size in DEEPSEAS:
+                value = printed.split(", ")[DEEPSEAS.index(size)]
+                print(f"| {size} | {who}-{algorithm.upper()}, the paper | {value} | | | |")
     print(f"wrote {path}")
 
 
