@@ -77,7 +77,13 @@ SETTINGS = {
     },
     "sac": {
         "paper": ({"learning_starts": 320, **DQN_COMMON}, 480, 480),
-        "cpu": ({"learning_starts": 320, **SMALL, **DQN_COMMON}, 800, 2400),
+        "cpu": (
+            {"num_envs": 16, "minibatch_size": 64, "gradient_steps": 4, "learning_rate": 1e-3}
+            | {"gamma": 0.97, "channels": 16, "embedding_dim": 64, "hidden_dim": 128}
+            | {"learning_starts": 320, **DQN_COMMON},
+            800,
+            2400,
+        ),
     },
 }
 
@@ -206,7 +212,8 @@ def make_peer(algorithm, args):
             max_grad_norm=args.max_grad_norm,
         )
     if algorithm == "sac":
-        common["policy_kwargs"] |= {"share_features_extractor": False}
+        layers = [args.hidden_dim] * 2
+        common["policy_kwargs"] |= {"share_features_extractor": False, "net_arch": layers}
         return SAC(
             **common,
             buffer_size=args.buffer_size,
