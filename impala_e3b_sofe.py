@@ -3,7 +3,7 @@
 E3B pays for a state whose embedding is unlike those met before in the episode. The same state pays
 less each time, so an agent that sees only the game chases a moving reward. SOFE shows it what the
 bonus is made of, the inverse of the ellipsoid C_t or its diagonal, and the bonus of a state becomes
-a function of what it sees (the diagonal: in part): see `visit`, `augment`, `make_phi_encoder`.
+a function of what it sees (the diagonal: in part): see `visit` and `augment`.
 
     python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6 with SOFE
     python impala_e3b_sofe.py                                    # the same bonus without SOFE
@@ -25,7 +25,6 @@ they were: the learner, whose own psi has moved on, sees the phi that was acted 
 
 import copy
 import threading
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -35,7 +34,7 @@ import torch
 import torch.nn as nn
 import tyro
 
-from common import e3b, minihack, procgen, runs, trunks
+from common import curiosity, e3b, minihack, procgen, runs, trunks
 
 WEIGHTS = {"none": 0.0, "e3b": 1.0, "icm": 0.1, "rnd": 0.001}  # of the bonuses, as in [E3B]
 
@@ -172,28 +171,20 @@ def augment(ellipsoids, args, env_ids=None):
         return args.ridge * show(env_ids)
 
 
-def make_phi_encoder(args):
-    """Features (M, P) of phi: an MLP on the diagonal, the paper's CNN on the matrix."""
-    d, P = args.embedding_dim, args.phi_dim
-    if args.augment == "full":
-        return trunks.MatrixEncoder(d, P, args.phi_channels, args.pool_stride)
-    return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
-
-
 class Agent(nn.Module):
     """Policy and value: an LSTM on the features of the observation and of phi. [E3B C.1.1]"""
 
     def __init__(self, envs, args):
         super().__init__()
         self.trunk = trunks.make_trunk(args)
-        self.phi_encoder = None if args.augment == "none" else make_phi_encoder(args)
+        self.phi_encoder = None if args.augment == "none" else trunks.make_phi_encoder(args)
         features = args.hidden_dim + args.phi_dim * (args.augment != "none")
-        self.lstm = nn.LSTM(features, args.hidden_dim)
-        self.actor = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
+        self.lstm = trunks.EpisodeLSTM(features, args.hidden_dim)
+        self.policy_head = nn.Linear(args.hidden_dim, int(envs.single_action_space.n))
         self.critic = nn.Linear(args.hidden_dim, 1)
 
     def forward(self, obs, phi_features, starts, memory):
-        """Read T steps of K envs; forget what came before a step that starts an episode.
+        """Read T steps of K envs; the memory forgets what came before an episode.
 
         obs            dict of (T, K, ...)
         phi_features   (T, K, P)       None without SOFE
@@ -205,61 +196,38 @@ class Agent(nn.Module):
         features = features.unflatten(0, starts.shape)  # (T, K, D)
         if phi_features is not None:
             features = torch.cat([features, phi_features], dim=2)
-        # nn.LSTM reads a stretch of steps at once: up to the next one that starts an episode.
-        inner = starts[1:].any(1).nonzero().flatten().add(1).tolist() if len(starts) > 1 else []
-        outputs = []
-        for first, last in zip([0, *inner], [*inner, len(starts)], strict=True):
-            h, c = memory.masked_fill(starts[first].unsqueeze(1), 0.0)
-            output, state = self.lstm(features[first:last], (h[None], c[None]))
-            outputs.append(output)
-            memory = torch.cat(state)
-        outputs = torch.cat(outputs)  # (T, K, L)
-        policy = torch.distributions.Categorical(logits=self.actor(outputs), validate_args=False)
+        outputs, memory = self.lstm(features, starts, memory)  # (T, K, L)
+        logits = self.policy_head(outputs)
+        policy = torch.distributions.Categorical(logits=logits, validate_args=False)
         return policy, self.critic(outputs).squeeze(2), memory
 
 
-class Explorer(nn.Module):
-    """What a bonus learns: E3B's psi by inverse dynamics, ICM, or RND. [E3B; ICM; RND]"""
+class InverseDynamics(nn.Module):
+    """E3B's psi, which learns by telling which action led from a state to the next. [E3B]"""
 
     def __init__(self, envs, args):
         super().__init__()
-        self.bonus, A, d = args.bonus, int(envs.single_action_space.n), args.embedding_dim
-        # E3B's psi is of length 1, as in `visit`; those of ICM and RND of any length.
-        encoder = partial(trunks.Encoder, args, unit=args.bonus == "e3b")
-        if args.bonus != "none":
-            self.encoder = encoder()  # psi, or RND's predictor
-        if args.bonus in ("e3b", "icm"):
-            self.inverse = nn.Sequential(nn.Linear(2 * d, 256), nn.ReLU(), nn.Linear(256, A))
-        if args.bonus == "icm":
-            self.dynamics = nn.Sequential(nn.Linear(d + A, d), nn.ReLU(), nn.Linear(d, d))
-        if args.bonus == "rnd":
-            self.target = encoder().requires_grad_(False)
+        self.encoder = trunks.Encoder(args, unit=True)  # of length 1, as in `visit`
+        self.inverse = curiosity.InverseNet(args.embedding_dim, int(envs.single_action_space.n))
 
     def forward(self, rollout):
-        """Loss (), sum over T and mean over N, and the bonus (T, N); E3B's is what the actor paid.
+        """Loss (), sum over T and mean over N, and the bonus (T, N), which the actor has paid.
 
-        After a step that ends an episode comes the next s_0, not s': nothing is learned there, and
-        ICM and RND pay 0. E3B's bonus is the actor's, of the true s'.
+        After a step that ends an episode comes the next s_0: nothing is learned there.
         """
-        starts, actions = rollout["starts"], rollout["actions"]
-        if self.bonus == "none":
-            return rollout["bonus"].sum(), rollout["bonus"]  # 0
-        obs = {k: x.flatten(0, 1) for k, x in rollout["obs"].items()}
-        psi = self.encoder(obs).unflatten(0, starts.shape)  # (T + 1, N, d)
-        if self.bonus == "rnd":
-            target = self.target(obs).unflatten(0, starts.shape)
-            error = (psi - target)[1:].norm(dim=2).masked_fill(starts[1:], 0.0)
-            return error.mean(1).sum(), error.detach()
-        scale = psi.shape[2] ** 0.5 if self.bonus == "e3b" else 1.0  # numbers of order one
-        logits = self.inverse(scale * torch.cat([psi[:-1], psi[1:]], dim=2)).transpose(1, 2)
-        inverse_loss = nn.functional.cross_entropy(logits, actions, reduction="none")
-        inverse_loss = inverse_loss.masked_fill(starts[1:], 0.0).mean(1).sum()
-        if self.bonus == "e3b":
-            return inverse_loss, rollout["bonus"]
-        one_hot = nn.functional.one_hot(actions, logits.shape[1])
-        guess = self.dynamics(torch.cat([psi[:-1], one_hot], dim=2))
-        error = (guess - psi[1:]).norm(dim=2).masked_fill(starts[1:], 0.0)
-        return error.mean(1).sum() + 0.1 * inverse_loss, error.detach()
+        psi = curiosity.embed(self.encoder, rollout)  # (T + 1, N, d)
+        scale = psi.shape[2] ** 0.5  # numbers of order one
+        return self.inverse.loss(psi, rollout, scale), rollout["bonus"]
+
+
+def make_explorer(envs, args):
+    """What a bonus learns: E3B's psi, ICM or RND. It turns a rollout into a loss and the bonus."""
+    encoder = partial(trunks.Encoder, args, unit=False)
+    if args.bonus == "e3b":
+        return InverseDynamics(envs, args)
+    if args.bonus == "icm":
+        return curiosity.ICM(encoder(), args.embedding_dim, int(envs.single_action_space.n))
+    return curiosity.RND(encoder(), encoder()) if args.bonus == "rnd" else curiosity.NoBonus()
 
 
 def vtrace(
@@ -324,12 +292,12 @@ def backward(agent, rollout, rewards, args):
         return terms
     replica = e3b.Ellipsoids(args.num_envs, args.embedding_dim, args.ridge, rewards.device, "dense")
     met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
-    rebuild = partial(replica.rebuild, rollout["first"], *met, full=True)
+    rebuild = partial(replica.rebuild, rollout["first_ellipsoids"], *met, full=True)
     with torch.no_grad():
-        features = torch.stack([encoder(args.ridge * inv_cov) for inv_cov, _ in rebuild()])
+        features = torch.stack([encoder(args.ridge * inv_cov) for inv_cov in rebuild()])
     loss, terms = impala_loss(agent, rollout, features.requires_grad_(), rewards, args)
     loss.backward()
-    for (inv_cov, _), gradient in zip(rebuild(), features.grad, strict=True):
+    for inv_cov, gradient in zip(rebuild(), features.grad, strict=True):
         encoder(args.ridge * inv_cov).backward(gradient)
     rollout["last_phi"] = args.ridge * inv_cov
     return terms
@@ -348,10 +316,9 @@ class Actor:
             form = "dense" if args.augment == "full" else "auto"
             size = N, args.embedding_dim, args.ridge, self.device
             self.ellipsoids = e3b.Ellipsoids(*size, form, envs.max_steps + 1)
-        self.seconds = np.zeros(3)  # spent on inference, in the environment, on the bonus
+        self.clock = runs.Stopwatch()  # inference, environment, bonus
 
     def to_device(self, arrays):  # on a CPU no copy: the envs return new arrays in each step
-        arrays = arrays if isinstance(arrays, dict) else {"image": arrays}
         return {k: torch.as_tensor(x, device=self.device) for k, x in arrays.items()}
 
     @torch.no_grad()
@@ -359,7 +326,6 @@ class Actor:
         self.obs = self.to_device(self.envs.reset(seed=seed)[0])
         if self.ellipsoids is not None:
             visit(self.ellipsoids, self.explorer.encoder(self.obs))  # s_0 counts
-        self.saved = self.state()
 
     def read(self, obs, phi, starts, memory):
         """Policy, values and memory after one observation (K, ...)."""
@@ -372,8 +338,9 @@ class Actor:
 
         returns   dict of (N, ...) tensors, `info`, and (F,) the envs whose episode ended
         """
-        ellipsoids, clock = self.ellipsoids, [time.perf_counter()]
-        step, phi = {"obs": self.obs, "starts": self.starts}, augment(ellipsoids, self.args)
+        self.clock.start()
+        ellipsoids, step = self.ellipsoids, {"obs": self.obs, "starts": self.starts}
+        phi = augment(ellipsoids, self.args)
         if self.args.augment == "diagonal":
             step["phi"] = phi
         policy, _, self.memory = self.read(self.obs, phi, self.starts, self.memory)
@@ -381,9 +348,9 @@ class Actor:
         actions[:greedy] = policy.logits[0, :greedy].argmax(1)
         step |= {"actions": actions, "logprobs": policy.log_prob(actions)[0]}
         actions = actions.cpu().numpy()  # waits for the device
-        clock.append(time.perf_counter())
+        self.clock.lap("inference")
         obs, rewards, terminated, truncated, info = self.envs.step(actions)
-        clock.append(time.perf_counter())
+        self.clock.lap("environment")
         outcome = dict(terminations=terminated, truncations=truncated)
         step |= self.to_device(outcome | {"ext_rewards": np.float32(rewards)})
         step["bonus"], step["final_values"] = torch.zeros((2, len(rewards)), device=self.device)
@@ -404,7 +371,7 @@ class Actor:
             step["start_embedding"][ended] = start
             ellipsoids.reset(ended)
             visit(ellipsoids, start, ended)  # s_0 counts
-        self.seconds += np.diff([*clock, time.perf_counter()])
+        self.clock.lap("bonus")
         return step, info, ended
 
     @torch.no_grad()
@@ -412,35 +379,24 @@ class Actor:
         """Take the learner's weights, then T steps.
 
         returns   dict of what `step` gives, (T, N, ...), obs, starts and phi with one row more;
-                  memory and first, the ellipsoids, from before; log, T pairs of info and ended; and
-                  after, the actor's state
+                  memory and first_ellipsoids from before; and log, T pairs of info and ended
         """
         with lock:
             self.agent.load_state_dict(agent.state_dict())
             self.explorer.load_state_dict(explorer.state_dict())
         rollout = {"memory": self.memory}
         if self.args.augment == "full":
-            rollout["first"] = self.ellipsoids.get_state()
+            rollout["first_ellipsoids"] = self.ellipsoids.get_state()
         steps, *log = zip(*(self.step() for _ in range(self.args.num_steps)), strict=True)
-        last = {"starts": self.starts}
-        if "phi" in steps[0]:
-            last["phi"] = augment(self.ellipsoids, self.args)
-        for k in steps[0].keys() - {"obs"}:
-            rollout[k] = torch.stack([s[k] for s in steps] + ([last[k]] if k in last else []))
-        every_obs = [*(s["obs"] for s in steps), self.obs]
-        rollout["obs"] = {k: torch.stack([obs[k] for obs in every_obs]) for k in self.obs}
-        return rollout | {"log": list(zip(*log, strict=True)), "after": self.state()}
+        last = {"obs": self.obs, "starts": self.starts, "phi": augment(self.ellipsoids, self.args)}
+        rollout["log"] = list(zip(*log, strict=True))
+        return rollout | runs.stack_steps(steps, last)
 
-    def state(self):
+    def get_state(self):
         state = {"memory": self.memory, "starts": self.starts, "envs": self.envs.get_state()}
         return state | {"ellipsoids": self.ellipsoids and self.ellipsoids.get_state()}
 
-    def get_state(self):
-        """Where the last rollout that was learned from ended; the actor itself may be further."""
-        return self.saved
-
     def set_state(self, state):
-        self.saved = state
         self.memory, self.starts = (state[k].to(self.device) for k in ("memory", "starts"))
         if self.ellipsoids is not None:
             self.ellipsoids.set_state(state["ellipsoids"])
@@ -455,19 +411,16 @@ def evaluate(agent, explorer, args):
               episodes of levels that are not trained on; those that are NaN are left out
     """
     E, names = args.eval_episodes, ("return", "length", "coverage", "success")
-    envs, results, metrics = make_envs(args, 2 * E, "eval"), np.full((4, 2 * E), np.nan), {}
-    actor, playing = Actor(envs, agent, explorer, args), np.ones(2 * E, bool)
+    envs, metrics = make_envs(args, 2 * E, "eval"), {}
+    actor = Actor(envs, agent, explorer, args)
     actor.reset(args.seed + 10_000)
     generator = torch.Generator(actor.device).manual_seed(args.seed + 10_000)  # not of training
-    while playing.any():
+    episodes = runs.FirstEpisodes(2 * E, ("r", "l", "coverage", "success"))
+    while episodes.playing.any():
         _, info, ended = actor.step(E, generator)
-        first = ended[playing[ended]]  # of each env the first episode
-        if len(first):
-            episode = info["final_info"]["episode"]
-            results[:, first] = [episode[k][first] for k in ("r", "l", "coverage", "success")]
-            playing[first] = False
+        episodes.record(info, ended)
     envs.close()
-    for kind, part in (("greedy", results[:, :E]), ("sampled", results[:, E:])):
+    for kind, part in (("greedy", episodes.results[:, :E]), ("sampled", episodes.results[:, E:])):
         means = zip(names, part.mean(1).tolist(), strict=True)
         metrics |= {f"eval/{kind}_{name}": mean for name, mean in means if np.isfinite(mean)}
     return metrics
@@ -478,7 +431,9 @@ def main(args: Args) -> dict[str, float]:
     device = runs.set_up(args)  # seeds and threads as well
     N, B = args.num_envs, args.batch_size
     envs = make_envs(args, N, "train")
-    agent, explorer = Agent(envs, args).to(device), Explorer(envs, args).to(device)
+    with torch.device("meta"):  # nothing is allocated: the largest encoder has 2 billion weights
+        runs.check_training_memory([Agent(envs, args), make_explorer(envs, args)], device)
+    agent, explorer = Agent(envs, args).to(device), make_explorer(envs, args).to(device)
     actor = Actor(envs, agent, explorer, args)
     rmsprop = partial(torch.optim.RMSprop, lr=args.learning_rate, alpha=0.99, eps=1e-5)
     optimizers = {"optimizer": rmsprop(agent.parameters())}
@@ -486,18 +441,19 @@ def main(args: Args) -> dict[str, float]:
         kind = partial(torch.optim.Adam, lr=args.learning_rate) if args.bonus == "e3b" else rmsprop
         optimizers["explorer_optimizer"] = kind(explorer.parameters())
     episode_bonus, running_std = torch.zeros(N, device=device), e3b.RunningStd()
-    kept = dict(agent=agent, explorer=explorer, actor=actor, bonus=episode_bonus, std=running_std)
-    run = runs.Run(args, "impala_e3b_sofe", None, kept | optimizers, more=("success",))
-    global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     lock = threading.Lock()  # of the learner's weights, which the actor copies
-    collect, crash = partial(actor.collect, agent, explorer, lock), partial(run.crash, "the actor")
-    rollouts = runs.Producer(collect, threaded=not args.sync, on_error=crash)  # starts at `get`
+    collect = partial(actor.collect, agent, explorer, lock)
+    rollouts = runs.Producer(collect, threaded=not args.sync, source=actor)  # starts at `get`
+    kept = dict(agent=agent, explorer=explorer, actor=rollouts, bonus=episode_bonus)
+    kept |= dict(std=running_std) | optimizers
+    run = runs.Run(args, "impala_e3b_sofe", None, kept, more=("success",))
+    global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     try:
         if args.resume is None:
             actor.reset(args.seed)
         for iteration in range(global_step // B, num_iterations):
             run.checkpoint(global_step, share=0.05)
-            rollout = rollouts.get()
+            rollout = rollouts.get(partial(run.crash, "the actor"))
             explorer_loss, raw_bonus = explorer(rollout)
             # E3B's is divided by its running deviation, over all steps of all envs.
             deviation = running_std.update(raw_bonus) if args.bonus == "e3b" else 1.0
@@ -521,13 +477,12 @@ def main(args: Args) -> dict[str, float]:
                     bonuses = episode_bonus[ended].tolist()
                     run.log_episodes(global_step + (t + 1) * N, info, ended, bonuses)
                     episode_bonus[ended] = 0
-            global_step, actor.saved = global_step + B, rollout["after"]
+            global_step += B
             losses = {f"losses/{k}": x for k, x in terms.items()}
             losses |= {"losses/explorer_loss": explorer_loss, "explore/bonus": int_rewards.mean()}
             losses["explore/raw_bonus"] = raw_bonus.mean()  # without beta, weight and deviation
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-            seconds = dict(zip(("inference", "environment", "bonus"), actor.seconds, strict=True))
-            run.log_times(global_step, seconds | {"learner_waits": rollouts.waited})
+            run.log_times(global_step, actor.clock.seconds | {"learner_waits": rollouts.waited})
             due = args.eval_every and global_step % args.eval_every < B  # once per eval_every
             if due and iteration + 1 < num_iterations:
                 run.log_eval(global_step, evaluate(agent, explorer, args))

@@ -366,20 +366,17 @@ def evaluate(actor, counts, args):
     table_ids = torch.arange(2 * E, device=device)
     counts = counts[:1].repeat(2 * E, 1, 1) * (args.counts == "global")
     visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
-    results = np.full((3, 2 * E), np.nan)  # of the first episode of each env
-    while np.isnan(results).any():
+    episodes = runs.FirstEpisodes(2 * E, ("r", "l", "coverage"))
+    while episodes.playing.any():
         phi = augment(counts, table_ids, args)
         mean, log_std = actor(torch.as_tensor(obs, device=device), phi)
         noise = torch.randn(mean.shape, generator=generator, device=device)
         actions, _ = squash(mean, log_std, noise * (table_ids >= E)[:, None])
         obs, _, terminated, truncated, info = envs.step(actions.cpu().numpy())
-        ended = (terminated | truncated) & np.isnan(results[0])
-        if ended.any():
-            episode = info["final_info"]["episode"]
-            results[:, ended] = [episode[key][ended] for key in ("r", "l", "coverage")]
+        episodes.record(info, np.flatnonzero(terminated | truncated))
         visit(counts, table_ids, torch.as_tensor(info["cell"], device=device))
     envs.close()
-    metrics, means = {}, results.reshape(3, 2, E).mean(2).tolist()
+    metrics, means = {}, episodes.results.reshape(3, 2, E).mean(2).tolist()
     for name, (greedy, sampled) in zip(("return", "length", "coverage"), means, strict=True):
         metrics |= {f"eval/greedy_{name}": greedy, f"eval/sampled_{name}": sampled}
     return metrics

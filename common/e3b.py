@@ -204,7 +204,7 @@ class Ellipsoids:
         dones: Tensor,
         start_embeddings: Tensor | None = None,
         full: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[Tensor]:
         """phi of each step of a rollout, bit for bit as it was, from what a rollout can hold.
 
         All (N, d, d) matrices of 80 steps, 32 envs and d = 512 are 2.7 GB; the first ones and the
@@ -216,24 +216,20 @@ class Ellipsoids:
         start_embeddings  (T, N, d)      where it did, psi(s_0) of the next one; other rows are not
                                          read (None: s_0 is not counted)
         full              bool           the whole matrices, or the diagonals
-        returns           T + 1 pairs (phi, final_phi); number t has
-                          phi        (N, d) or (N, d, d)   phi_t, on which action t was chosen, and
-                                     at the end phi_T; changed by the next step: use it before
-                          final_phi  (K, d) or (K, d, d)   phi of the true s' of action t - 1 in the
-                                     K envs, in their order, whose episode that action ended
+        returns           T + 1 tensors (N, d) or (N, d, d): phi_t, on which action t was chosen,
+                          and at the end phi_T; changed by the next step: use it before
         """
         twin = Ellipsoids(self.num_envs, self.dim, self.ridge, self.device, self.form)
         twin.set_state(state)
         read = twin.full if full else twin.diagonal
-        yield read(), read([])
+        yield read()
         for t in range(len(embeddings)):
             twin.update(embeddings[t])
             ended = _numbers(dones[t].nonzero().flatten())
-            final_phi = read(ended)
             twin.reset(ended)
             if start_embeddings is not None and ended:
                 twin.update(start_embeddings[t, ended], ended)
-            yield read(), final_phi
+            yield read()
 
 
 class RunningStd:

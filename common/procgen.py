@@ -36,7 +36,7 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
     """N games of Procgen. [SOFE sec:e3b_section; Cobbe et al. 2020, Procgen]
 
     Source        the package procgen, through gym3
-    Observation   (3, 64, 64) uint8, red, green, blue, [row][column]
+    Observation   dict: image (3, 64, 64) uint8, red, green, blue, [row][column]
     Actions       15, the same for all games; in a maze 1 left, 3 down, 5 up, 7 right, 0, 2, 6 and 8
                   the diagonals, the others nothing
     Reward        10 at the goal of a maze
@@ -48,8 +48,8 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
 
     has_final_obs                      False
     info["cell"]                       (N, 2) int64   (-1, -1): Procgen does not tell a position
-    info["final_obs"]                  (N, 3, 64, 64) in steps in which an episode ended: obs where
-                                       none did, else the observation before the last action
+    info["final_obs"]                  like obs, in steps in which an episode ended: obs where none
+                                       did, else the observation before the last action
     info["final_info"]["episode"]      r return, l length in steps, success (bool), level its seed,
                                        coverage NaN, each (N,)
     """
@@ -108,14 +108,15 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
             "start_level": start_level + (LEVELS if split == "eval" else 0),
             "num_threads": num_threads,
         }
-        self.single_observation_space = gym.spaces.Box(0, 255, (3, 64, 64), np.uint8)
+        image = gym.spaces.Box(0, 255, (3, 64, 64), np.uint8)
+        self.single_observation_space = gym.spaces.Dict({"image": image})
         self.single_action_space = gym.spaces.Discrete(NUM_ACTIONS)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.games: Any = None
         self.lengths = np.zeros(num_envs, np.int64)
         self.returns = np.zeros(num_envs)
-        self.observations = np.zeros((num_envs, 3, 64, 64), np.uint8)
+        self.images = np.zeros((num_envs, 3, 64, 64), np.uint8)
         self.cells = np.full((num_envs, 2), -1)
 
     def _make(self, seed: int) -> None:
@@ -130,12 +131,12 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         """Fetch the observations; return the rewards and where an episode has just begun."""
         rewards, observation, first = self.games.observe()
-        self.observations = np.ascontiguousarray(observation["rgb"].transpose(0, 3, 1, 2))
+        self.images = np.ascontiguousarray(observation["rgb"].transpose(0, 3, 1, 2))
         return rewards.copy(), first.copy()
 
-    def observe(self) -> np.ndarray:
+    def observe(self) -> dict[str, np.ndarray]:
         """The observations as they stand, a copy."""
-        return self.observations.copy()
+        return {"image": self.images.copy()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """Begin new episodes; the seed fixes all that follow."""
@@ -153,7 +154,7 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
             raise ValueError(f"actions must be ({self.num_envs},) integers in 0..14, got {actions}")
         if self.games is None:
             raise RuntimeError("call reset before step")
-        before = self.observations
+        before = self.images
         self.games.act(actions.astype(np.int32))
         rewards, dones = self._read()
         self.lengths += 1
@@ -165,8 +166,8 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
             successes = np.array([bool(game["prev_level_complete"]) for game in games]) & dones
             truncations = dones & ~successes & (self.lengths >= self.max_steps)
             terminations = dones & ~truncations
-            final_obs = np.where(dones[:, None, None, None], before, self.observations)
-            info["final_obs"], info["_final_obs"] = final_obs, dones.copy()
+            final = np.where(dones[:, None, None, None], before, self.images)
+            info["final_obs"], info["_final_obs"] = {"image": final}, dones.copy()
             episode = {
                 "r": self.returns.copy(),
                 "l": self.lengths.copy(),
@@ -204,7 +205,7 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
 
     def render(self) -> tuple[np.ndarray, ...]:
         """The observation of each env as N images of (256, 256, 3) uint8."""
-        images = self.observations.transpose(0, 2, 3, 1)
+        images = self.images.transpose(0, 2, 3, 1)
         return tuple(images.repeat(4, 1).repeat(4, 2))
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -209,6 +209,19 @@ def check_memory(what: str, num_bytes: int, device: torch.device) -> None:
         fail(f"the {what} needs {num_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free")
 
 
+def check_training_memory(networks: list[torch.nn.Module], device: torch.device) -> None:
+    """Print the memory that training these networks takes; end the program if it cannot fit.
+
+    networks   on any device, best on "meta", where they take none
+    Counted are, of every weight, the learner's and the actor's, its gradient, one number of the
+    optimizer's state and one of its step; on a CPU also weight and state in the last checkpoint,
+    which is kept in memory. What a rollout takes is not.
+    """
+    copies = 5 if device.type == "cuda" else 7
+    numbers = sum(weight.numel() for network in networks for weight in network.parameters())
+    check_memory("training of the networks", 4 * copies * numbers, device)
+
+
 def to_tensors(state: Any) -> Any:
     """Turn arrays in nested dicts and lists into tensors, which `weights_only=True` can load.
 
@@ -223,48 +236,118 @@ def to_tensors(state: Any) -> Any:
     return state.item() if isinstance(state, np.generic) else state
 
 
+def stack_steps(steps: list[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:
+    """A rollout, time first, from its steps.
+
+    steps     T dicts of (N, ...) tensors, or of dicts of these
+    last      what is there after the last step, row T; of other names than the steps' is not read
+    returns   dict of (T, N, ...), or where `last` has the name (T + 1, N, ...)
+    """
+    rollout = {}
+    for name, value in steps[0].items():
+        rows = [step[name] for step in steps] + ([last[name]] if name in last else [])
+        if isinstance(value, dict):
+            rollout[name] = {key: torch.stack([row[key] for row in rows]) for key in value}
+        else:
+            rollout[name] = torch.stack(rows)
+    return rollout
+
+
+class FirstEpisodes:
+    """The first episode of each of N environments, for an evaluation: later ones do not count.
+
+    Episodes that end early would else be counted more often than those that take long.
+
+    keys      names of numbers in final_info["episode"]
+    results   (len(keys), N) float64   NaN until the env's first episode has ended
+    playing   (N,) bool                which envs are in it still
+    """
+
+    def __init__(self, num_envs: int, keys: tuple[str, ...]):
+        self.keys = keys
+        self.results = np.full((len(keys), num_envs), np.nan)
+        self.playing = np.ones(num_envs, bool)
+
+    def record(self, info: dict[str, Any], ended: np.ndarray) -> None:
+        """Take the results of a step: its info, and the envs (K,) int whose episode ended in it."""
+        first = ended[self.playing[ended]]
+        if len(first):
+            episode = info["final_info"]["episode"]
+            self.results[:, first] = [episode[key][first] for key in self.keys]
+            self.playing[first] = False
+
+
+class Stopwatch:
+    """Seconds by what they were spent on; each lap ends where the next begins."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        since = self._since
+        self.start()
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._since - since
+
+
 class Producer:
     """Calls a function again and again: in a thread of its own, one result ahead, or when asked.
+
+    `get_state` and `set_state` are those of its source, for a checkpoint, which must not hold what
+    came of results that nobody has taken: the state is the one after the last that was.
 
     waited   float   seconds that `get` has taken in all
     """
 
-    def __init__(
-        self,
-        function: Callable[[], Any],
-        threaded: bool,
-        on_error: Callable[[BaseException], NoReturn],
-    ):
-        self.function, self.on_error, self._stop = function, on_error, threading.Event()
+    def __init__(self, function: Callable[[], Any], threaded: bool, source: Any):
+        """
+        function   makes the results, and may change the source
+        threaded   in a thread of its own, which the first `get` starts; else when asked
+        source     has get_state, whose result is never written afterwards, and set_state
+        """
+        self.function, self.source, self._stop = function, source, threading.Event()
+        self._state: Any = None  # None: no result was taken yet
         self._results: queue.Queue[Any] = queue.Queue(1)
         self.waited = 0.0
         self._thread = threading.Thread(target=self._produce, daemon=True) if threaded else None
 
-    def _try(self) -> Any:
+    def _try(self) -> tuple[Any, Any]:
+        """A result and the state after it, or an exception and None."""
         try:
-            return self.function()
+            return self.function(), self.source.get_state()
         except Exception as error:
-            return error
+            return error, None
 
     def _produce(self) -> None:
-        result = None
-        while not self._stop.is_set() and not isinstance(result, Exception):
+        result = None, None
+        while not self._stop.is_set() and not isinstance(result[0], Exception):
             result = self._try()
             while not self._stop.is_set():
                 with contextlib.suppress(queue.Full):
                     self._results.put(result, timeout=0.1)
                     break
 
-    def get(self) -> Any:
+    def get(self, on_error: Callable[[BaseException], NoReturn]) -> Any:
         """The next result; calls on_error, here in the caller's thread, if the function raised."""
         since = time.perf_counter()
         if self._thread is not None and self._thread.ident is None:
             self._thread.start()
-        result = self._try() if self._thread is None else self._results.get()
+        result, state = self._try() if self._thread is None else self._results.get()
         self.waited += time.perf_counter() - since
         if isinstance(result, Exception):
-            self.on_error(result)
+            on_error(result)
+        self._state = state
         return result
+
+    def get_state(self) -> Any:
+        return self.source.get_state() if self._state is None else self._state
+
+    def set_state(self, state: Any) -> None:
+        self.source.set_state(state)
+        self._state = state
 
     def close(self) -> None:
         """Wait until the function has returned, 10 seconds at most."""

@@ -1,7 +1,8 @@
 """The published networks that turn observations of MiniHack or Procgen, or phi, into features.
 
 `MiniHackTrunk` is that of E3B's experiments, `ImageTrunk` the large one of IMPALA; both end before
-the LSTM. They take a dict of tensors that begin with M, as the vector environments give it.
+the LSTM, which is `EpisodeLSTM`. They take a dict of tensors that begin with M, as the vector
+environments give it.
 
 [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
 [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, appendix C.1.1
@@ -115,6 +116,27 @@ def make_trunk(args):
     return MiniHackTrunk(args.hidden_dim, args.glyph_dim, args.crop_only)
 
 
+class EpisodeLSTM(nn.LSTM):
+    """An LSTM that forgets what came before a step that starts an episode."""
+
+    def forward(self, features, starts, memory):
+        """
+        features   (T, K, D)
+        starts     (T, K) bool   the step begins an episode
+        memory     (2, K, L)     h and c before the first step; never written
+        returns    outputs (T, K, L), and the memory after the last step
+        """
+        # nn.LSTM reads a stretch of steps at once: up to the next one that starts an episode.
+        inner = starts[1:].any(1).nonzero().flatten().add(1).tolist() if len(starts) > 1 else []
+        outputs = []
+        for first, last in zip([0, *inner], [*inner, len(starts)], strict=True):
+            h, c = memory.masked_fill(starts[first].unsqueeze(1), 0.0)
+            output, state = super().forward(features[first:last], (h[None], c[None]))
+            outputs.append(output)
+            memory = torch.cat(state)
+        return torch.cat(outputs), memory
+
+
 class Encoder(nn.Module):
     """A trunk and a linear layer to psi, (M, d). [E3B]
 
@@ -130,6 +152,14 @@ class Encoder(nn.Module):
     def forward(self, obs):
         x = self.last(self.trunk(obs))
         return nn.functional.normalize(x - x.mean(1, keepdim=True), dim=1) if self.unit else x
+
+
+def make_phi_encoder(args):
+    """Features (M, P) of phi: an MLP on the diagonal, the paper's CNN on the matrix."""
+    d, P = args.embedding_dim, args.phi_dim
+    if args.augment == "full":
+        return MatrixEncoder(d, P, args.phi_channels, args.pool_stride)
+    return nn.Sequential(nn.Linear(d, P), nn.ReLU(), nn.Linear(P, P), nn.ReLU())
 
 
 class MatrixEncoder(nn.Module):

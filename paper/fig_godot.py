@@ -21,6 +21,7 @@ from experiments import (
 )
 
 from common.godot import GodotVecEnv
+from common.runs import FirstEpisodes
 
 BONUSES = ("sqrt", "salesman")
 SIZES = {  # flags, steps, seeds, length of an episode
@@ -53,15 +54,13 @@ def random_policy_coverage(limit: int, episodes: int = 16) -> float:
     """Mean coverage of episodes with actions drawn uniformly."""
     envs, generator = GodotVecEnv(episodes, limit), np.random.default_rng(0)
     envs.reset(seed=0)
-    results = np.full(episodes, np.nan)  # of the first episode of each env
-    while np.isnan(results).any():
+    first = FirstEpisodes(episodes, ("coverage",))
+    while first.playing.any():
         actions = generator.uniform(-1, 1, (episodes, 3)).astype(np.float32)
         _, _, terminated, truncated, info = envs.step(actions)
-        ended = (terminated | truncated) & np.isnan(results)
-        if ended.any():
-            results[ended] = info["final_info"]["episode"]["coverage"][ended]
+        first.record(info, np.flatnonzero(terminated | truncated))
     envs.close()
-    return results.mean()
+    return first.results.mean()
 
 
 def main():

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,8 +17,8 @@ import torch
 from run_files import quick, rows, texts  # noqa: F401, quick is a fixture
 
 import impala_e3b_sofe
-from common import minihack, procgen
-from impala_e3b_sofe import Actor, Agent, Args, Explorer, backward, impala_loss, vtrace
+from common import minihack, procgen, runs, trunks
+from impala_e3b_sofe import Actor, Agent, Args, backward, impala_loss, make_explorer, vtrace
 
 pytestmark = pytest.mark.skipif(
     not (minihack.minihack_installed() and procgen.procgen_installed()),
@@ -101,9 +102,9 @@ def make_rollout(cells=False, **settings):
     torch.manual_seed(0)
     args = Args(**(TINY | {"num_envs": 3, "num_steps": 11} | settings))
     envs = Recorder(impala_e3b_sofe.make_envs(args, args.num_envs, "train"))
-    agent, explorer = Agent(envs, args), Explorer(envs, args)
+    agent, explorer = Agent(envs, args), make_explorer(envs, args)
     with torch.no_grad():  # else all policies and values are nearly alike at first
-        agent.actor.weight.mul_(20)
+        agent.policy_head.weight.mul_(20)
         agent.critic.weight.mul_(20)
     if cells:
         explorer.encoder = Cells(args.embedding_dim)
@@ -290,7 +291,7 @@ def test_psi_is_renewed_once_per_rollout_and_the_ellipsoid_keeps_what_it_holds()
         explorer.encoder.table.copy_(explorer.encoder.table.roll(1, dims=2))
     before = actor.ellipsoids.full().clone()
     second = actor.collect(agent, explorer, threading.Lock())
-    assert torch.equal(second["first"]["inv_cov"], before)
+    assert torch.equal(second["first_ellipsoids"]["inv_cov"], before)
     for rollout, alike in ((first, False), (second, True)):
         psi = explorer.encoder({"blstats": rollout["obs"]["blstats"][1:].flatten(0, 1)})
         psi = psi.unflatten(0, (11, 3))
@@ -307,8 +308,8 @@ def test_the_gradient_in_two_stages_is_the_gradient():
     size = args.num_envs, args.embedding_dim, args.ridge
     replica = impala_e3b_sofe.e3b.Ellipsoids(*size, form="dense")
     met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
-    rebuilt = replica.rebuild(rollout["first"], *met, full=True)
-    phi = torch.stack([args.ridge * inv_cov.clone() for inv_cov, _ in rebuilt])
+    rebuilt = replica.rebuild(rollout["first_ellipsoids"], *met, full=True)
+    phi = torch.stack([args.ridge * inv_cov.clone() for inv_cov in rebuilt])
     features = fresh.phi_encoder(phi.flatten(0, 1)).unflatten(0, (12, 3))
     impala_loss(fresh, rollout, features, rewards, args)[0].backward()
     for name, parameter in fresh.named_parameters():
@@ -632,10 +633,35 @@ def test_an_unknown_level_is_named(tmp_path):
     assert "--env-id MiniHack-Nowhere-v0" in str(end.value) and not (tmp_path / "run").exists()
 
 
+def test_an_encoder_that_does_not_fit_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    """The paper's, with 2 billion weights and 16 GiB free, before any of it is allocated."""
+    monkeypatch.setattr(runs.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**34))
+    paper = {"augment": "full", "pool_stride": 1, "embedding_dim": 512, "phi_dim": 1024}
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(SystemExit) as end:
+        train(tmp_path, **paper, phi_channels=8)
+    assert psutil.Process().memory_info().rss - before < 2**30
+    # 8 * 507**2 * 1024 weights of the last layer, 7 copies of 4 bytes
+    assert re.search(r"needs 54\.\d GiB and 16\.0 GiB are free$", str(end.value.code))
+    assert "training of the networks: 56" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_counting_weights_draws_no_random_numbers(tmp_path):
+    args = Args(**(TINY | {"augment": "full"}))
+    envs = impala_e3b_sofe.make_envs(args, 1, "train")
+    OPEN.append(envs)
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        networks = Agent(envs, args), make_explorer(envs, args)
+    assert all(p.is_meta for network in networks for p in network.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_encoder_of_the_matrix_is_the_papers(stride):
     args = Args(augment="full", embedding_dim=64, phi_channels=3, pool_stride=stride, phi_dim=9)
-    encoder = impala_e3b_sofe.make_phi_encoder(args)
+    encoder = trunks.make_phi_encoder(args)
     kinds = [type(layer).__name__ for layer in encoder.layers]
     assert kinds.count("Conv2d") == kinds.count("BatchNorm2d") == kinds.count("MaxPool2d") == 5
     side = 59 if stride == 1 else 2

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -269,63 +270,139 @@ def test_the_last_leg_of_a_resumed_run_is_remembered(start):
 # --- What only the script with an actor uses -----------------------------------------------------
 
 
-def errors():
-    raised = []
+class Source:
+    """Counts up, and has the count as its state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def next(self):
+        self.count += 1
+        if self.count == 53:
+            raise ZeroDivisionError("53")
+        return self.count
+
+    def get_state(self):
+        return self.count
+
+    def set_state(self, state):
+        self.count = state
+
+
+def never(error):
+    raise AssertionError
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_producer_gives_every_result_once_and_stops(threaded):
+    source, threads = Source(), set()
+
+    def function():
+        threads.add(threading.current_thread())
+        return source.next()
+
+    producer = runs.Producer(function, threaded, source)
+    assert source.count == 0
+    assert [producer.get(never) for _ in range(50)] == list(range(1, 51))
+    assert producer.waited > 0 and len(threads) == 1
+    assert (threading.main_thread() in threads) != threaded
+    producer.close()
+    assert not threaded or not threads.pop().is_alive()
+    assert source.count <= 52  # one that waits, one in the making
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_the_state_of_a_producer_is_the_one_after_the_last_result_that_was_taken(threaded):
+    source = Source()
+    producer = runs.Producer(source.next, threaded, source)
+    source.count = 5  # as an actor is reset after the producer was made
+    assert producer.get_state() == 5
+    for count in (6, 7, 8):
+        assert producer.get(never) == count
+        time.sleep(0.05)
+        assert producer.get_state() == count
+        assert (source.count > count) == threaded  # the source itself is ahead
+    producer.close()
+    other = Source()
+    producer = runs.Producer(other.next, threaded, other)
+    producer.set_state(8)
+    assert producer.get_state() == other.count == 8 and producer.get(never) == 9
+    producer.close()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_error_of_a_producer_reaches_the_caller_after_the_results_before_it(threaded):
+    source, raised = Source(), []
+    source.count = 50
 
     def on_error(error):
         raised.append(error)
         raise SystemExit(1)
 
-    return raised, on_error
-
-
-@pytest.mark.parametrize("threaded", [False, True])
-def test_a_producer_gives_every_result_once_and_stops(threaded):
-    made, threads = [], set()
-
-    def function():
-        threads.add(threading.current_thread())
-        made.append(len(made))
-        return made[-1]
-
-    producer = runs.Producer(function, threaded, errors()[1])
-    assert not made
-    assert [producer.get() for _ in range(50)] == list(range(50))
-    assert producer.waited > 0 and len(threads) == 1
-    assert (threading.main_thread() in threads) != threaded
-    producer.close()
-    assert not threaded or not threads.pop().is_alive()
-    assert len(made) <= 52  # one that waits, one in the making
-
-
-@pytest.mark.parametrize("threaded", [False, True])
-def test_an_error_of_a_producer_reaches_the_caller_after_the_results_before_it(threaded):
-    calls = []
-
-    def function():
-        calls.append(1)
-        if len(calls) == 3:
-            raise ZeroDivisionError("third")
-        return len(calls)
-
-    raised, on_error = errors()
-    producer = runs.Producer(function, threaded, on_error)
-    assert [producer.get(), producer.get()] == [1, 2]
+    producer = runs.Producer(source.next, threaded, source)
+    assert [producer.get(on_error), producer.get(on_error)] == [51, 52]
     with pytest.raises(SystemExit):
-        producer.get()
-    assert isinstance(raised[0], ZeroDivisionError)
+        producer.get(on_error)
+    assert isinstance(raised[0], ZeroDivisionError) and producer.get_state() == 52
     producer.close()
 
 
 def test_closing_a_producer_that_nobody_reads_or_that_never_ran_does_not_hang():
-    producer = runs.Producer(lambda: 1, True, errors()[1])
+    producer = runs.Producer(lambda: 1, True, Source())
     producer.close()
-    producer = runs.Producer(lambda: 1, True, errors()[1])
-    producer.get()
+    producer = runs.Producer(lambda: 1, True, Source())
+    producer.get(never)
     time.sleep(0.2)
     since = time.monotonic()
     producer.close()
     assert time.monotonic() - since < 5
+
+
+def test_the_steps_of_a_rollout_are_stacked_with_one_row_more_where_there_is_a_last():
+    x = torch.arange(24.0).reshape(4, 2, 3)
+    steps = [{"obs": {"a": x[t], "b": x[t, :, 0]}, "phi": x[t] + 1, "r": x[t, 0]} for t in range(3)]
+    last = {"obs": {"a": x[3], "b": x[3, :, 0]}, "phi": x[3] + 1, "not in the steps": None}
+    rollout = runs.stack_steps(steps, last)
+    assert rollout.keys() == {"obs", "phi", "r"} and rollout["obs"].keys() == {"a", "b"}
+    assert torch.equal(rollout["obs"]["a"], x) and torch.equal(rollout["obs"]["b"], x[:, :, 0])
+    assert torch.equal(rollout["phi"], x + 1) and torch.equal(rollout["r"], x[:3, 0])
+
+
+def test_only_the_first_episode_of_each_env_counts():
+    episodes = runs.FirstEpisodes(3, ("r", "coverage"))
+    for step, ended in enumerate(([], [2], [0, 2], [0], [1, 2])):
+        assert episodes.playing.any()
+        episode = {"r": 10.0 * step + np.arange(3), "coverage": np.full(3, np.nan)}
+        info = {"final_info": {"episode": episode}} if ended else {}
+        episodes.record(info, np.array(ended, int))
+    assert not episodes.playing.any()
+    assert episodes.results[0].tolist() == [20, 41, 12] and np.isnan(episodes.results[1]).all()
+
+
+def test_a_stopwatch_sums_the_laps_and_leaves_out_what_is_before_a_start(monkeypatch):
+    times = iter([0.0, 10.0, 11.0, 13.0, 100.0, 104.0])
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: next(times))
+    clock = runs.Stopwatch()
+    clock.start()
+    clock.lap("act")
+    clock.lap("step")
+    clock.start()
+    clock.lap("act")
+    assert clock.seconds == {"act": 5.0, "step": 2.0}
+
+
+@pytest.mark.parametrize(("free", "fits"), [(7 * 4 * 110, True), (7 * 4 * 110 - 1, False)])
+def test_the_memory_of_training_is_checked_before_it_is_taken(monkeypatch, capsys, free, fits):
+    monkeypatch.setattr(runs.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    with torch.device("meta"):
+        networks = [torch.nn.Linear(9, 10), torch.nn.Linear(10, 1, bias=False)]
+    try:
+        runs.check_training_memory(networks, torch.device("cpu"))
+        message = None
+    except SystemExit as end:
+        message = str(end.code)
+    assert (message is None) == fits and "training of the networks" in capsys.readouterr().out
+    assert fits or ("needs" in message and "\n" not in message)
 
 
 def test_a_share_of_the_time_limits_how_often_the_state_is_copied(start):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.trunks import OUTSIDE, Encoder, ImageTrunk, MiniHackTrunk, make_trunk
+from common.trunks import OUTSIDE, Encoder, EpisodeLSTM, ImageTrunk, MiniHackTrunk, make_trunk
 from impala_e3b_sofe import Args
 
 
@@ -73,6 +73,27 @@ def test_the_image_trunk():
     assert sum(p.numel() for p in trunk.parameters()) == 97600 + 2048 * 16 + 16
     assert isinstance(make_trunk(Args(env_id="procgen-maze", hidden_dim=16)), ImageTrunk)
     assert isinstance(make_trunk(Args(hidden_dim=16, glyph_dim=4)), MiniHackTrunk)
+
+
+@pytest.mark.parametrize("T", [1, 9])
+def test_the_memory_is_of_the_present_episode(T):
+    """Against one step after the other, with the memory set to 0 where an episode starts."""
+    torch.manual_seed(0)
+    lstm, K = EpisodeLSTM(4, 5), 3
+    features, memory = torch.randn(T, K, 4), torch.randn(2, K, 5)
+    starts, kept = torch.rand(T, K) < 0.3, memory.clone()
+    outputs, last = lstm(features, starts, memory)
+    assert torch.equal(memory, kept) and outputs.shape == (T, K, 5)
+    plain = torch.nn.LSTM(4, 5)
+    plain.load_state_dict(lstm.state_dict())
+    for k in range(K):
+        state = [x[None, None, k] for x in memory]
+        for t in range(T):
+            if starts[t, k]:
+                state = [torch.zeros(1, 1, 5)] * 2
+            output, state = plain(features[t, k][None, None], tuple(state))
+            assert torch.allclose(outputs[t, k], output[0, 0], atol=1e-6)
+        assert torch.allclose(last[:, k], torch.cat(state)[:, 0], atol=1e-6)
 
 
 def test_an_embedding_of_length_1_and_mean_0():
