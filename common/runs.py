@@ -6,6 +6,8 @@ A run's folder holds
     episodes.csv     step, return, length, bonus, coverage; one row per finished episode
     updates.csv      step and the losses; one row per iteration of training
     evals.csv        step and the results of evaluation
+    visits.csv       step, row, column, visits: how often each cell of the map had been visited by
+                     then, every --checkpoint-every steps and at the end
     events.*         the same for TensorBoard, and the speed
     checkpoint.pt    everything needed to go on; tensors and plain values only
     visits.png       how often each cell of the map was visited in the run, where there is one map
@@ -474,6 +476,8 @@ class Run:
         self._files: dict[str, io.TextIOWrapper] = {}
         self._columns: dict[str, list[str]] = {}
         record = self._restore() if args.resume else self._record()
+        self._next_visits = max(1, -(-self.start_step // args.checkpoint_every))
+        self._next_visits *= args.checkpoint_every  # the step whose table of visits is due
         with self._writing():
             (self.folder / "lock").write_text(str(os.getpid()))
             self._write_whole("args.json", json.dumps(record, indent=2).encode() + b"\n")
@@ -605,6 +609,10 @@ class Run:
         cells     (K, 2) int64    row and column; (-1, -1) is no cell
         """
         if self.reachable is not None:
+            if step > self._next_visits:  # all visits until then have been counted
+                self._log_visits(self._next_visits)
+                every = self.args.checkpoint_every
+                self._next_visits = -(-step // every) * every
             cells = cells[cells[:, 0] >= 0]
             np.add.at(self.visits, (cells[:, 0], cells[:, 1]), 1)
         if self._bar is not None and step - self._bar.n >= self._bar.miniters:
@@ -684,6 +692,14 @@ class Run:
         """Record an evaluation."""
         if metrics:
             self._write("evals.csv", step, metrics)
+
+    def _log_visits(self, step: int) -> None:
+        """Record how often each cell has been visited so far, a row for each that has."""
+        with self._writing():
+            for row, column in np.argwhere(self.visits).tolist():
+                line = {"step": step, "row": row, "column": column}
+                line |= {"visits": int(self.visits[row, column])}
+                self._write_row("visits.csv", line)
 
     def _write(self, name: str, step: int, metrics: dict[str, float]) -> None:
         row = {"step": step} | {key.split("/")[-1]: value for key, value in metrics.items()}
@@ -896,6 +912,7 @@ class Run:
         self.log_eval(step, metrics)
         picture = self.folder / "visits.png"
         if self.reachable is not None:
+            self._log_visits(step)
             with self._writing():
                 title = f"{self.script}.py, {step} steps"
                 draw_visits(picture, self.visits, self.reachable, title, draw_map)

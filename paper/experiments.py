@@ -15,6 +15,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ ARMS = {  # flag, label and color of the arms of a figure
     "sofe": ("--augment", "with SOFE", "tab:red"),
     "plain": ("--no-augment", "without", "tab:blue"),
 }
+LABELS = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "ppo_lstm": "PPO with LSTM"}
 # The CPU setting of README.md for the mazes; the paper's own is what the scripts have as defaults.
 SMALL_NETWORK = ["--beta", "0.1", "--channels", "16", "--embedding-dim", "128"]
 SMALL = {
@@ -44,7 +46,12 @@ SMALL = {
     ],
     "a2c": ["--ent-coef", "0.01", *SMALL_NETWORK],
     "dqn": ["--learning-starts", "20000", "--buffer-size", "500000", *SMALL_NETWORK],
+    "ppo_lstm": [
+        *["--num-envs", "32", "--num-minibatches", "16"],
+        *["--update-epochs", "4", "--ent-coef", "0.01", *SMALL_NETWORK],
+    ],
 }
+PAPER: dict[str, list[str]] = {algorithm: [] for algorithm in SMALL}
 SMOKE_NETWORK = ["--channels", "4", "--embedding-dim", "8", "--eval-episodes", "1"]
 SMOKE = {
     "ppo": [
@@ -55,6 +62,10 @@ SMOKE = {
     "dqn": [
         *["--num-envs", "2", "--log-every", "1", "--learning-starts", "8"],
         *["--buffer-size", "64", *SMOKE_NETWORK],
+    ],
+    "ppo_lstm": [
+        *["--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1"],
+        *["--lstm-size", "8", "--update-epochs", "1", *SMOKE_NETWORK],
     ],
 }
 
@@ -79,6 +90,43 @@ def parse_size(description: str, **choices: tuple[str, ...]) -> argparse.Namespa
     parser.add_argument("--jobs", type=int, default=2, help="how many runs at the same time")
     parser.set_defaults(size="small")
     return parser.parse_args()
+
+
+def command_of(file: str, args: argparse.Namespace, **choices: tuple[str, ...]) -> str:
+    """The command that makes a figure, for its caption; `choices` as in `parse_size`."""
+    flags = [
+        f"--{flag} {getattr(args, flag)}"
+        for flag, names in choices.items()
+        if getattr(args, flag) != names[0]
+    ]
+    return " ".join([f"python paper/{file} --{args.size}", *flags])
+
+
+def replace_flags(line: list[str], **flags: str) -> list[str]:
+    """A command line in which flags have other values; those that it lacks are added."""
+    for name, value in flags.items():
+        word = "--" + name.replace("_", "-")
+        if word in line:
+            at = line.index(word)
+            line = [*line[:at], *line[at + 2 :]]
+        line = [*line, word, value]
+    return line
+
+
+def jobs_of(
+    runs: dict[tuple[str, str], list[str]], line_of: Callable[[str, str], list[str]]
+) -> dict[str, list[str]]:
+    """What `launch` takes: names and command lines of runs, those of the first seed first.
+
+    runs      (panel, arm) -> names of the runs, one of each seed
+    line_of   (panel, arm) -> script and flags, without --seed
+    """
+    lines = {
+        (seed, name): [*line_of(*key), "--seed", str(seed)]
+        for key, of_seeds in runs.items()
+        for seed, name in enumerate(of_seeds, 1)
+    }
+    return {name: lines[seed, name] for seed, name in sorted(lines, key=lambda key: key[0])}
 
 
 def last_step(folder: Path) -> int:
@@ -210,20 +258,33 @@ def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RES
     return folder / f"{name}.csv"
 
 
+def setting(size: str, seeds: int, steps: int) -> str:
+    """What the caption of every figure of curves says: network, budget, and what is drawn."""
+    network = "paper's network" if size == "paper" else "16 channels, 128 features"
+    return (
+        f"{network}, {seeds} seeds, {steps:,} steps. "
+        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range)"
+    )
+
+
 def training_curves(
-    runs: dict[tuple[str, str], list[str]], steps: int, bins: int, column: str = "coverage"
+    runs: dict[tuple[str, str], list[str]],
+    steps: int,
+    bins: int,
+    column: str = "coverage",
+    file: str = "episodes.csv",
 ) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
-    """What the episodes of each run reached over training.
+    """What the episodes of each run reached over training, or another of its files.
 
     runs      (panel, arm) -> names of the runs, one of each seed
-    column    of episodes.csv
+    column    of the file
     returns   right edges of the bins in steps (bins,), and (panel, arm) -> (seeds, bins) float64
     """
     edges = np.linspace(0, steps, bins + 1)
     curves = {}
     for key, of_seeds in runs.items():
-        episodes = [read(name) for name in of_seeds]
-        curves[key] = np.array([bin_means(e["step"], e[column], edges) for e in episodes])
+        logs = [read(name, file) for name in of_seeds]
+        curves[key] = np.array([bin_means(log["step"], log[column], edges) for log in logs])
     return edges[1:], curves
 
 
@@ -255,12 +316,14 @@ def draw_curves(
     arms=ARMS,
     title: str = "{} bonus",
     ylabel: str = "coverage of an episode",
+    legend: str = "upper left",
 ) -> None:
     """Draw curves over training, a panel for each first key of theirs.
 
     lines   what else to compare with: label -> value
     arms    second key -> (flag, label, color)
     title   of a panel, with {} for its key
+    legend  where it is
     """
     import matplotlib
 
@@ -285,7 +348,7 @@ def draw_curves(
         ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel(ylabel)
-    axes[0].legend(loc="upper left")
+    axes[0].legend(loc=legend)
     words = textwrap.wrap(caption, 78 * len(panels), break_on_hyphens=False)
     figure.supxlabel("\n".join(words), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import torch
 
 from common import runs
 
-CSVS = ("episodes.csv", "updates.csv", "evals.csv")
+CSVS = ("episodes.csv", "updates.csv", "evals.csv", "visits.csv")
 
 
 @pytest.fixture(autouse=True)

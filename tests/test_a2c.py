@@ -362,7 +362,7 @@ def test_the_same_seed_gives_the_same_csv(tmp_path):
         texts(train(tmp_path, name=f"run{index}", seed=seed, **settings)[1])
         for index, seed in enumerate((1, 1, 2))
     )
-    assert first == second and len(first) == 3
+    assert first == second and len(first) == 4
     assert first["updates.csv"] != other["updates.csv"]
 
 

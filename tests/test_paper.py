@@ -16,15 +16,37 @@ from run_files import quick  # noqa: F401
 
 import ppo_sofe
 from common.godot import EngineError, find_engine
+from common.mazes import MOVES, MazeVecEnv, shortest_paths
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "paper"))
 import experiments  # noqa: E402
+import fig_coverage  # noqa: E402
+import fig_goal_reaching  # noqa: E402
+import fig_heatmaps  # noqa: E402
+import fig_sparse  # noqa: E402
 
-SMOKES = [  # file, flags, name of the table, its rows
+SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells were visited)
     ("fig_coverage.py", [], "coverage_ppo_maze1", 2 * 2 * 4),
     ("fig_coverage.py", ["--algorithm", "a2c"], "coverage_a2c_maze1", 2 * 4),
     ("fig_coverage.py", ["--algorithm", "dqn"], "coverage_dqn_maze1", 2 * 4),
+    ("fig_coverage.py", ["--algorithm", "ppo_lstm"], "coverage_ppo_lstm_maze1", 2 * 4),
+    (
+        "fig_coverage.py",
+        ["--algorithm", "dqn", "--maze", "3", "--counts", "global", "--bonuses", "both"],
+        "coverage_dqn_maze3_global_both",
+        2 * 2 * 4,
+    ),
+    ("fig_heatmaps.py", [], "heatmaps_a2c", None),
+    ("fig_smax.py", [], "smax_maze2", 2 * 2 * 4),
+    ("fig_sparse.py", [], "sparse_ppo", 3 * 4),
+    (
+        "fig_sparse.py",
+        ["--algorithm", "ppo_lstm", "--counts", "global", "--view", "5"],
+        "sparse_ppo_lstm_global_view5",
+        3 * 4,
+    ),
+    ("fig_goal_reaching.py", [], "goal_reaching", 448),
     ("table_deepsea.py", [], "table_deepsea_ppo", 2),
     ("table_deepsea.py", ["--algorithm", "a2c"], "table_deepsea_a2c", 2),
     ("table_deepsea.py", ["--algorithm", "dqn"], "table_deepsea_dqn", 2),
@@ -58,7 +80,8 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys):
             pytest.skip(str(error))
     monkeypatch.setenv("SOFE_RUNS", str(tmp_path))
     monkeypatch.delitem(sys.modules, "experiments")  # it reads SOFE_RUNS when it is imported
-    monkeypatch.delitem(sys.modules, "table_deepsea", raising=False)
+    for module in ("table_deepsea", "fig_coverage"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     process = subprocess.Popen  # the engine's and git's stay processes
 
     def popen(command, **kwargs):
@@ -74,7 +97,8 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGTERM, handler)
     with open(tmp_path / f"smoke-{table}.csv") as lines:
-        assert len(list(csv.DictReader(lines))) == num_rows
+        count = len(list(csv.DictReader(lines)))
+    assert count == num_rows if num_rows else count > 2 * 8
     if file.startswith("fig"):
         assert (tmp_path / f"smoke-{table}.png").stat().st_size > 10_000
 
@@ -130,3 +154,108 @@ def test_bins_hold_the_episodes_that_ended_in_them():
 def test_a_random_policy_in_a_procgen_maze_sometimes_reaches_the_goal():
     file = runpy.run_path(str(ROOT / "paper" / "fig_e3b.py"))
     assert 0.05 < file["random_policy_success"]("procgen-maze", 64) < 0.45
+
+
+def test_runs_of_maze_1_with_episodic_counts_keep_their_names_and_others_have_their_own():
+    names = fig_coverage.names("ppo", "1", "episodic", ("sqrt", "salesman"), 3, "small")
+    assert names["sqrt", "sofe"][0] == "coverage-ppo-Maze1-v0-sqrt-sofe-seed1"
+    assert names["salesman", "plain"][2] == "coverage-ppo-Maze1-v0-salesman-plain-seed3"
+    seen = set()
+    for algorithm in fig_coverage.CHOICES["algorithm"]:
+        for maze in fig_coverage.CHOICES["maze"]:
+            for counts in fig_coverage.CHOICES["counts"]:
+                for size in fig_coverage.SIZES:
+                    runs = fig_coverage.names(algorithm, maze, counts, ("sqrt",), 2, size)
+                    jobs = fig_coverage.jobs(algorithm, maze, counts, size, runs)
+                    assert len(jobs) == 4 and not seen & jobs.keys()
+                    seen |= jobs.keys()
+
+
+def test_jobs_begin_with_the_first_seed_of_every_arm():
+    runs = {("sqrt", arm): [f"{arm}{seed}" for seed in (1, 2)] for arm in ("sofe", "plain")}
+    jobs = experiments.jobs_of(runs, lambda bonus, arm: ["ppo_sofe.py", bonus, arm])
+    assert list(jobs) == ["sofe1", "plain1", "sofe2", "plain2"]
+    assert jobs["plain2"] == ["ppo_sofe.py", "sqrt", "plain", "--seed", "2"]
+
+
+def test_flags_are_replaced_and_added_and_the_line_stays_as_it_was():
+    line = ["--beta", "0.1", "--channels", "16"]
+    changed = experiments.replace_flags(line, beta="0.01", ent_coef="0.001")
+    assert changed == ["--channels", "16", "--beta", "0.01", "--ent-coef", "0.001"]
+    assert line == ["--beta", "0.1", "--channels", "16"]
+
+
+def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone():
+    runs = fig_sparse.names("a2c", "global", "5", 1, "small")
+    lines = fig_sparse.jobs("a2c", "5", "small", runs)
+    words = {arm: lines[runs["global", arm][0]] for arm in fig_sparse.GOAL_ARMS}
+    for line in words.values():
+        for flag, value in (("--beta", "0.01"), ("--ext-coef", "1"), ("--view", "5")):
+            assert line.count(flag) == 1 and line[line.index(flag) + 1] == value
+    assert set(words["sofe"]) ^ set(words["plain"]) == {"--augment", "--no-augment"}
+    assert set(words["plain"]) ^ set(words["none"]) == {"sqrt", "none", "--counts", "global"}
+    episodic = fig_sparse.names("a2c", "episodic", "5", 1, "small")
+    assert episodic["episodic", "none"] == runs["global", "none"]  # the same run
+    assert episodic["episodic", "sofe"] != runs["global", "sofe"]
+
+
+def test_visits_of_each_part_of_training_add_up(tmp_path):
+    table = "step,row,column,visits\n10,0,1,3\n20,0,1,3\n20,1,0,2\n30,0,1,9\n30,1,0,2\n"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "visits.csv").write_text(table)
+    visits = fig_heatmaps.visits_by_part("run", np.array([10, 20, 30]), (2, 2), tmp_path)
+    assert visits.tolist() == [[[0, 3], [0, 0]], [[0, 0], [2, 0]], [[0, 6], [0, 0]]]
+
+
+def follow_shortest_paths(maze):
+    """Walks to the one cell that the table says was not visited."""
+    envs = MazeVecEnv(1, maze, engine="numpy")
+    from_goal = {}
+
+    def choose(obs, counts):
+        actions = []
+        for avatar, table in zip(obs[:, 0].numpy(), counts.numpy(), strict=True):
+            (goal,) = map(tuple, np.argwhere(envs.reachable & (table == 0)))
+            if goal not in from_goal:
+                from_goal[goal] = shortest_paths(envs.walls, goal)[0]
+            around = np.argwhere(avatar)[0] + MOVES
+            distances = from_goal[goal][tuple(around.T)]
+            actions.append(np.where(distances < 0, 1000, distances).argmin())
+        return np.array(actions)
+
+    return choose
+
+
+def test_a_walker_that_knows_the_way_reaches_every_goal_by_a_shortest_path():
+    envs = MazeVecEnv(1, "Maze2-v0", goal=True, engine="numpy")
+    distances, _ = shortest_paths(envs.walls, tuple(envs.engine.cells[0]))
+    goals = np.argwhere(distances > 0)[::15]
+    goals = np.concatenate([goals, np.argwhere(envs.level == "G")])
+    walker = follow_shortest_paths("Maze2-v0")
+    lengths, paths = fig_goal_reaching.walk(walker, goals, 80, "Maze2-v0")
+    assert lengths[-1] == 75
+    assert (lengths == distances[tuple(goals.T)]).all()
+    assert (paths[0] == paths[0, 0]).all() and (paths[-1] == goals).all()
+    assert (np.abs(np.diff(paths, axis=0)).sum(2) <= 1).all()
+
+    lengths, paths = fig_goal_reaching.walk(walker, goals[-1:], 74, "Maze2-v0")
+    assert np.isnan(lengths[0]) and np.abs(paths[-1, 0] - goals[-1]).sum() == 1
+
+
+def test_the_table_that_is_shown_counts_on_and_walks_that_arrived_are_not_asked():
+    goals, shown = np.array([[1, 2], [1, 3], [-1, -1]]), []
+
+    def right(obs, counts):
+        shown.append(counts.clone())
+        return np.ones(len(counts), np.int64)
+
+    lengths, paths = fig_goal_reaching.walk(right, goals, 3, "Maze2-v0")
+    assert lengths[:2].tolist() == [1, 2] and np.isnan(lengths[2])
+    assert [len(counts) for counts in shown] == [3, 2, 1]
+    assert paths[:, 0].tolist() == [[1, 1], [1, 2], [1, 2], [1, 2]]
+    reachable = MazeVecEnv(1, "Maze2-v0", engine="numpy").reachable
+    assert [(reachable & (table == 0)).sum() for table in shown[0].numpy()] == [1, 1, 0]
+    assert shown[0].max() == 1 and not shown[0].numpy()[:, ~reachable].any()
+    assert shown[2][0, 1, :5].tolist() == [0, 1, 2, 2, 1]
+    share = fig_goal_reaching.visited_share(paths, reachable.shape)
+    assert share[1, 1:5].tolist() == [1, 1, 2 / 3, 1 / 3] and share.sum() == 3

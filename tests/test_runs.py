@@ -171,6 +171,41 @@ def test_global_coverage_is_of_the_reachable_cells(start):
     assert lines == ["step,entropy,bonus,global_coverage", "16,1,0.5,0.5"]
 
 
+def test_the_visits_are_recorded_as_training_goes_on(start):
+    """Every 10 steps and at the end, each cell that has been visited, also across a checkpoint."""
+
+    def walk(run, steps):
+        for step in steps:  # 4 steps each; the episode that ends at step 20 starts anew in 2, 2
+            run.log_step(step, np.array([[0, step % 3], [-1, -1]]))
+            if step == 20:
+                run.log_step(step, np.array([[2, 2]]))
+
+    def rows(run):
+        lines = (run.folder / "visits.csv").read_text().splitlines()
+        assert lines[0] == "step,row,column,visits"
+        return [tuple(map(int, line.split(","))) for line in lines[1:]]
+
+    whole = start(run_name="whole")
+    walk(whole, range(0, 29, 4))
+    whole.finish(28, {})
+    by_step = {step: [row[1:] for row in rows(whole) if row[0] == step] for step in (10, 20, 28)}
+    assert by_step[10] == [(0, 0, 1), (0, 1, 1), (0, 2, 1)]
+    assert by_step[20] == [(0, 0, 2), (0, 1, 2), (0, 2, 2), (2, 2, 1)]
+    assert by_step[28] == [(0, 0, 3), (0, 1, 3), (0, 2, 2), (2, 2, 1)]
+    assert len(rows(whole)) == 11
+
+    for cut in (8, 12, 20, 28):
+        run = start(run_name=f"cut{cut}")
+        walk(run, range(0, cut + 1, 4))
+        run.checkpoint(cut, write=True)
+        walk(run, range(cut + 4, 29, 4))  # what is lost
+        run.close()
+        resumed = start(resume=str(run.folder))
+        walk(resumed, range(cut + 4, 29, 4))
+        resumed.finish(28, {})
+        assert rows(resumed) == rows(whole)
+
+
 def test_signal_handlers_are_given_back(start):
     before = signal.getsignal(signal.SIGTERM)
     run = start()

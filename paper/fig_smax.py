@@ -1,0 +1,81 @@
+"""State-entropy maximisation in Maze 2, with and without SOFE. [SOFE fig:sofe_smax]
+
+    python paper/fig_smax.py --small      # 12 runs of 500,000 steps
+    python paper/fig_smax.py --paper      # the paper's network and hyperparameters, for a GPU
+
+Reward-free, the S-Max bonus, whose Gaussian is fitted to the cells of the episode; the arms differ
+in --augment alone, which shows its mean and deviation. The paper does not say which algorithm its
+figure is of: here PPO and A2C. Drawn is, as there, the share of the reachable cells that an episode
+visits, over training; the grey lines are a random walk and an explorer that knows the map and
+always walks to the nearest unvisited cell. Writes paper/results/smax_maze2.csv and
+paper/figures/smax_maze2.png.
+"""
+
+from experiments import (
+    ARMS,
+    LABELS,
+    PAPER,
+    SMALL,
+    SMOKE,
+    command_of,
+    draw_curves,
+    jobs_of,
+    launch,
+    parse_size,
+    print_last,
+    setting,
+    training_curves,
+    write_curves,
+)
+
+from common.mazes import full_knowledge_coverage, random_walk_coverage
+
+MAZE = "Maze2-v0"
+ALGORITHMS = ("ppo", "a2c")
+SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
+    "smoke": (SMOKE, 80, 1, 8),
+    "small": (SMALL, 500_000, 3, 1000),
+    "paper": (PAPER, 10_000_000, 6, 1000),
+}
+
+
+def main():
+    args = parse_size(__doc__)
+    flags, steps, seeds, limit = SIZES[args.size]
+    seeds = args.seeds or seeds
+    prefix = "" if args.size == "small" else f"{args.size}-"
+    runs = {
+        (algorithm, arm): [
+            f"{prefix}smax-{algorithm}-{MAZE}-{arm}-seed{seed}" for seed in range(1, seeds + 1)
+        ]
+        for algorithm in ALGORITHMS
+        for arm in ARMS
+    }
+
+    def line_of(algorithm: str, arm: str) -> list[str]:
+        return [
+            f"{algorithm}_sofe.py", "--env-id", MAZE, "--bonus", "smax", ARMS[arm][0],
+            "--ext-coef", "0", *flags[algorithm],
+            "--max-steps", str(limit), "--total-timesteps", str(steps),
+        ]  # fmt: skip
+
+    launch(jobs_of(runs, line_of), args.jobs)
+    edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 15)
+    committed = args.size != "smoke" and not args.seeds
+    path, picture = write_curves(f"{prefix}smax_maze2", edges, curves, committed, "algorithm")
+    caption = (
+        f"S-Max bonus, {MAZE}, reward-free, {setting(args.size, seeds, steps)}; arms differ in "
+        f"--augment. {command_of('fig_smax.py', args)}"
+    )
+    lines = {
+        "full knowledge": full_knowledge_coverage(MAZE, limit)[-1],
+        "random walk": random_walk_coverage(MAZE, limit)[-1],
+    }
+    labelled = {(LABELS[algorithm], arm): array for (algorithm, arm), array in curves.items()}
+    draw_curves(picture, edges, labelled, lines, caption, title="{}, S-Max bonus")
+    print_last(curves)
+    print(f"wrote {path} and {picture}")
+
+
+if __name__ == "__main__":
+    main()

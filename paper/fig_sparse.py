@@ -1,0 +1,127 @@
+"""A goal 75 moves away in Maze 2: no bonus, counts, counts with SOFE. [SOFE fig:m2_ci]
+
+    python paper/fig_sparse.py --small                       # PPO, 9 runs of 500,000 steps
+    python paper/fig_sparse.py --small --algorithm a2c       # or dqn, ppo_lstm
+    python paper/fig_sparse.py --small --counts global --view 5   # see 5 x 5 cells only
+    python paper/fig_sparse.py --paper      # the paper's network and hyperparameters, for a GPU
+
+The task's reward is 1 on the goal, which ends the episode, and counts in full (--ext-coef 1); sqrt
+bonus. All of [SOFE app:sparse-rewards] is the four algorithms, two counts and two views. Drawn is
+the return of an episode, which is 1 or 0: the share of episodes that find the goal, over training;
+the grey line is a random walk, of which not one in 1000 does. The paper's bars are interquartile
+means of the return, which are printed.
+
+beta is 0.01 in all sizes, 1 - gamma: an endless walk over new cells, which pays beta a step, is
+then worth beta / (1 - gamma) = 1, no more than the goal. With 0.1 an agent does better to roam for
+the rest of the episode than to end it. The paper does not give its beta. In the small setting A2C,
+which does not normalise its advantages, has a tenth of its entropy bonus as well, 0.001. The runs
+without a bonus are the same for both counts, and are run once.
+
+Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png; _global and _view5
+are added to the name.
+"""
+
+import numpy as np
+from experiments import (
+    ARMS,
+    LABELS,
+    PAPER,
+    SMALL,
+    SMOKE,
+    command_of,
+    draw_curves,
+    jobs_of,
+    launch,
+    parse_size,
+    print_last,
+    replace_flags,
+    setting,
+    training_curves,
+    write_curves,
+)
+
+from common.mazes import ACTIONS, MazeVecEnv
+
+MAZE = "Maze2-v0"
+CHOICES = {
+    "algorithm": ("ppo", "a2c", "dqn", "ppo_lstm"),
+    "counts": ("episodic", "global"),
+    "view": ("full", "5"),
+}
+GOAL_ARMS = {  # flag, label and color, as in the paper's figure
+    "sofe": (ARMS["sofe"][0], "counts with SOFE", "tab:red"),
+    "plain": (ARMS["plain"][0], "counts", "tab:blue"),
+    "none": (ARMS["plain"][0], "no bonus", "tab:green"),
+}
+SMALL_HERE = SMALL | {"a2c": replace_flags(SMALL["a2c"], ent_coef="0.001")}
+SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
+    "smoke": (SMOKE, 80, 1, 8),
+    "small": (SMALL_HERE, 500_000, 3, 1000),
+    "paper": (PAPER, 10_000_000, 6, 1000),
+}
+
+
+def random_walk_success(limit: int) -> float:
+    """Share of 1000 random walks that find the goal."""
+    envs = MazeVecEnv(1000, MAZE, goal=True, max_steps=limit + 1, engine="numpy")
+    envs.reset()
+    random = np.random.default_rng(1)
+    for _ in range(limit):
+        envs.advance(random.integers(len(ACTIONS), size=envs.num_envs))
+    return (envs.returns > 0).mean()
+
+
+def names(algorithm: str, counts: str, view: str, seeds: int, size: str):
+    """Names of the runs: (counts, arm) -> a list, one of each seed."""
+    stem = "" if size == "small" else f"{size}-"
+    stem += f"sparse-{algorithm}" + ("" if view == "full" else f"-view{view}")
+    which = {arm: "-global" if counts == "global" and arm != "none" else "" for arm in GOAL_ARMS}
+    return {
+        (counts, arm): [f"{stem}{which[arm]}-{arm}-seed{seed}" for seed in range(1, seeds + 1)]
+        for arm in GOAL_ARMS
+    }
+
+
+def jobs(algorithm: str, view: str, size: str, runs) -> dict[str, list[str]]:
+    """Names and command lines of the runs."""
+    flags, steps, _, limit = SIZES[size]
+    flags = replace_flags(flags[algorithm], beta="0.01")
+    flags += [] if view == "full" else ["--view", view]
+
+    def line_of(counts: str, arm: str) -> list[str]:
+        bonus = ["--bonus", "none"] if arm == "none" else ["--bonus", "sqrt", "--counts", counts]
+        return [
+            f"{algorithm}_sofe.py", "--env-id", MAZE, "--goal", *bonus, GOAL_ARMS[arm][0],
+            "--ext-coef", "1", *flags, "--max-steps", str(limit), "--total-timesteps", str(steps),
+        ]  # fmt: skip
+
+    return jobs_of(runs, line_of)
+
+
+def main():
+    args = parse_size(__doc__, **CHOICES)
+    _, steps, seeds, limit = SIZES[args.size]
+    seeds = args.seeds or seeds
+    runs = names(args.algorithm, args.counts, args.view, seeds, args.size)
+    launch(jobs(args.algorithm, args.view, args.size, runs), args.jobs)
+    bins = 4 if args.size == "smoke" else 15
+    edges, curves = training_curves(runs, steps, bins, "return")
+    name = ("" if args.size == "small" else f"{args.size}-") + f"sparse_{args.algorithm}"
+    name += "_global" if args.counts == "global" else ""
+    name += "" if args.view == "full" else f"_view{args.view}"
+    committed = args.size != "smoke" and not args.seeds
+    path, picture = write_curves(name, edges, curves, committed, "counts", "return")
+    sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
+    caption = (
+        f"{LABELS[args.algorithm]}, {MAZE} with a goal, sqrt bonus, {sees}, "
+        f"{setting(args.size, seeds, steps)}. {command_of('fig_sparse.py', args, **CHOICES)}"
+    )
+    lines = {"random walk": random_walk_success(limit)}
+    style = {"title": "Maze 2 with a goal, {} counts", "ylabel": "return of an episode"}
+    draw_curves(picture, edges, curves, lines, caption, GOAL_ARMS, **style)
+    print_last(curves, "return")
+    print(f"wrote {path} and {picture}")
+
+
+if __name__ == "__main__":
+    main()
