@@ -70,7 +70,7 @@ def main():
             maze = read(f"{prefix}encoding-maze1-{encoding}-seed{seed}")
             last = maze["coverage"][maze["step"] > steps * 2 / 3]
             name = f"{prefix}encoding-deepsea14-{encoding}-seed{seed}"
-            greedy, solved = table_deepsea.result(name, DEEPSEA_SIZE)
+            greedy, _, solved = table_deepsea.result(name, DEEPSEA_SIZE)
             rows.append([encoding, seed, f"{last.mean():.4f}", f"{greedy:.4f}", solved])
     header = ["encoding", "seed", "maze1_coverage", "deepsea14_greedy_return", "deepsea14_episodes"]
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
