@@ -16,7 +16,9 @@ import numpy as np
 from experiments import (
     RESULTS,
     RUNS,
+    command_of,
     draw_curves,
+    jobs_of,
     launch,
     parse_size,
     print_last,
@@ -111,15 +113,12 @@ def main():
         (env_id, arm): [f"{prefix}e3b-{env_id}-{arm}-seed{seed}" for seed in range(1, seeds + 1)]
         for arm in arms
     }
-    jobs = {
-        names[env_id, arm][seed]: [
-            "impala_e3b_sofe.py", "--env-id", env_id, *ARMS[arm][0], "--seed", str(seed + 1),
-            *flags, "--total-timesteps", str(steps),
-        ]
-        for seed in range(seeds)
-        for arm in arms
-    }  # fmt: skip
-    launch(jobs, args.jobs)
+
+    def line_of(env_id: str, arm: str) -> list[str]:
+        script = ["impala_e3b_sofe.py", "--env-id", env_id, *ARMS[arm][0]]
+        return [*script, *flags, "--total-timesteps", str(steps)]
+
+    launch(jobs_of(names, line_of), args.jobs)
     committed = args.size != "smoke" and not args.seeds
     bins = 4 if args.size == "smoke" else 20
     edges, curves = training_curves(names, steps, bins, "success")
@@ -135,7 +134,7 @@ def main():
     sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
     caption = (
         f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "
-        f"mean and range). python paper/fig_e3b.py --{args.size} --task {args.task}"
+        f"mean and range). {command_of('fig_e3b.py', args, task=tuple(TASKS))}"
     )
     lines = {"random policy": random_policy_success(env_id, 16 if args.size == "smoke" else 400)}
     ylabel = "share of episodes that reach the goal"

@@ -12,7 +12,9 @@ paper/figures/.
 import numpy as np
 from experiments import (
     ARMS,
+    command_of,
     draw_curves,
+    jobs_of,
     launch,
     parse_size,
     print_last,
@@ -73,16 +75,14 @@ def main():
         for bonus in BONUSES
         for arm in ARMS
     }
-    jobs = {
-        runs[bonus, arm][seed]: [
-            "sac_sofe_godot.py", "--bonus", bonus, ARMS[arm][0], "--seed", str(seed + 1), *flags,
+
+    def line_of(bonus: str, arm: str) -> list[str]:
+        return [
+            "sac_sofe_godot.py", "--bonus", bonus, ARMS[arm][0], *flags,
             "--max-steps", str(limit), "--total-timesteps", str(steps),
-        ]
-        for bonus in BONUSES
-        for seed in range(seeds)
-        for arm in ARMS
-    }  # fmt: skip
-    launch(jobs, args.jobs)
+        ]  # fmt: skip
+
+    launch(jobs_of(runs, line_of), args.jobs)
     edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 10)
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(f"{prefix}coverage_sac_godot", edges, curves, committed)
@@ -90,7 +90,7 @@ def main():
     caption = (
         f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps. "
         f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment. "
-        f"python paper/fig_godot.py --{args.size}"
+        f"{command_of('fig_godot.py', args)}"
     )
     draw_curves(picture, edges, curves, {"random policy": random_policy_coverage(limit)}, caption)
     print_last(curves)
