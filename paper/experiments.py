@@ -317,6 +317,7 @@ def draw_curves(
     title: str = "{} bonus",
     ylabel: str = "coverage of an episode",
     legend: str = "upper left",
+    top: float = 1.05,
 ) -> None:
     """Draw curves over training, a panel for each first key of theirs.
 
@@ -324,6 +325,7 @@ def draw_curves(
     arms    second key -> (flag, label, color)
     title   of a panel, with {} for its key
     legend  where it is
+    top     where the axis ends
     """
     import matplotlib
 
@@ -344,7 +346,7 @@ def draw_curves(
             ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
         for style, (label, value) in zip(("--", ":"), lines.items(), strict=False):
             ax.axhline(value, color="gray", linestyle=style, label=label)
-        ax.set(title=title.format(panel), xlabel="environment steps", ylim=(0, 1.05))
+        ax.set(title=title.format(panel), xlabel="environment steps", ylim=(0, top))
         ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel(ylabel)

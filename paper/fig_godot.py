@@ -92,7 +92,9 @@ def main():
         f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment. "
         f"{command_of('fig_godot.py', args)}"
     )
-    draw_curves(picture, edges, curves, {"random policy": random_policy_coverage(limit)}, caption)
+    lines = {"random policy": random_policy_coverage(limit)}
+    top = 1.05 if args.size == "smoke" else 0.3
+    draw_curves(picture, edges, curves, lines, caption, top=top)
     print_last(curves)
     print(f"wrote {path} and {picture}")
 
