@@ -662,6 +662,30 @@ def test_the_greedy_half_of_an_evaluation_takes_tanh_of_the_mean(monkeypatch):
     assert phis[0].max() == pytest.approx(2**-0.5) and phis[0].min() == pytest.approx(3**-0.5)
 
 
+@pytest.mark.parametrize("kind", ["episodic", "global"])
+def test_an_evaluation_counts_on_in_a_table_of_each_env(monkeypatch, kind):
+    """From the run's own table (global) or an empty one, s_0 included, step by step."""
+    args, seen = Args(**TINY | {"counts": kind, "augment": True}), []
+    actor = Actor(StubVecEnv(1), (1, *MAP), args)
+    envs, augment = StubVecEnv(4, args.max_steps), sac_sofe_godot.augment
+
+    def kept(*arguments):
+        seen.append((envs.cells, augment(*arguments)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(sac_sofe_godot, "make_envs", lambda args, num_envs: envs)
+    monkeypatch.setattr(sac_sofe_godot, "augment", kept)
+    trained = torch.zeros(4 if kind == "episodic" else 1, *MAP).long()
+    trained[:, 7] = 3
+    sac_sofe_godot.evaluate(actor, trained, args)
+    tables = [trained[0].numpy() * (kind == "global") for _ in range(4)]
+    assert len(seen) == 6
+    for cells, phi in seen:
+        for table, cell, shown in zip(tables, cells, phi, strict=True):
+            table[tuple(cell)] += 1
+            assert shown[0].numpy() == pytest.approx(1 / np.sqrt(1 + table))
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"counts": "global", "bonus": "salesman"}, {"log_every": 5}, {"augment": False}],
