@@ -11,8 +11,8 @@ reach the goal; the grey line is a policy that acts at random, on the levels of 
 Writes paper/results/e3b_TASK.csv, e3b_TASK_eval.csv, the evaluation at the end on levels that are
 not trained on, and the figure paper/figures/e3b_TASK.png.
 
-The --small settings have not been run to the end. On a tuning seed MultiRoom-N2 was solved without a
-bonus, and E3B's published weight did harm there: see docs/impala_e3b_sofe.md, Results.
+The --small settings have not been run to the end. On a tuning seed MultiRoom-N2 was solved without
+a bonus, and E3B's published weight did harm there: see docs/impala_e3b_sofe.md, Results.
 """
 
 import numpy as np
