@@ -94,6 +94,8 @@ class Args:
     """MiniHack only: size of the embedding of a glyph"""
     crop_only: bool = False
     """MiniHack only: read the 9 x 9 cells round the agent and the status alone, for a CPU"""
+    image_pool: Literal[1, 2, 4] = 1
+    """Procgen only: average squares of so many pixels a side first; 4: a maze's cell, for a CPU"""
     # Exploration bonus
     bonus: Literal["none", "icm", "rnd", "e3b"] = "e3b"
     """the intrinsic reward, with its published weight: e3b 1, icm 0.1, rnd 0.001"""
@@ -216,8 +218,7 @@ class InverseDynamics(nn.Module):
         After a step that ends an episode comes the next s_0: nothing is learned there.
         """
         psi = curiosity.embed(self.encoder, rollout)  # (T + 1, N, d)
-        scale = psi.shape[2] ** 0.5  # numbers of order one
-        return self.inverse.loss(psi, rollout, scale), rollout["bonus"]
+        return self.inverse.loss(psi, rollout, psi.shape[2] ** 0.5), rollout["bonus"]
 
 
 def make_explorer(envs, args):

@@ -75,6 +75,21 @@ def test_the_image_trunk():
     assert isinstance(make_trunk(Args(hidden_dim=16, glyph_dim=4)), MiniHackTrunk)
 
 
+@pytest.mark.parametrize("pool", [1, 2, 4])
+def test_squares_of_pixels_are_averaged_first(pool):
+    trunk = make_trunk(Args(env_id="procgen-maze", hidden_dim=16, image_pool=pool))
+    image = torch.randint(0, 100, (2, 3, 64, 64), dtype=torch.uint8)
+    swapped = image.clone()  # two pixels of one square: their mean is the same
+    swapped[:, :, 8, 8], swapped[:, :, 8, 9] = image[:, :, 8, 9], image[:, :, 8, 8]
+    lighter = image.clone()
+    lighter[1, 1, 63, 63] += 100
+    features = trunk({"image": image})
+    same = torch.allclose(trunk({"image": swapped}), features, atol=1e-6)
+    assert features.shape == (2, 16) and same == (pool > 1)
+    other = trunk({"image": lighter})
+    assert torch.equal(other[0], features[0]) and not torch.allclose(other[1], features[1])
+
+
 @pytest.mark.parametrize("T", [1, 9])
 def test_the_memory_is_of_the_present_episode(T):
     """Against one step after the other, with the memory set to 0 where an episode starts."""
