@@ -1,6 +1,6 @@
 """E3B in MiniHack and Procgen, with and without SOFE on its ellipsoid. [SOFE fig:e3b_exps]
 
-    python paper/fig_e3b.py --small                      # MultiRoom-N2: four arms, a CPU
+    python paper/fig_e3b.py --small                      # MultiRoom-N4: four arms, a CPU
     python paper/fig_e3b.py --small --task room          # Room-5x5, solved without a bonus
     python paper/fig_e3b.py --small --task procgen       # Procgen-Maze
     python paper/fig_e3b.py --paper                      # MultiRoom-N6, published sizes, a GPU
@@ -40,10 +40,12 @@ ARMS = {  # flags, label and color
     "diagonal": (["--bonus", "e3b", "--augment", "diagonal"], "E3B, diagonal shown", "tab:orange"),
     "full": (["--bonus", "e3b", "--augment", "full"], "E3B, ellipsoid shown", "tab:red"),
 }
-CPU = [  # small networks for MiniHack; the learning rate goes with them
-    *["--num-envs", "16", "--num-steps", "40", "--hidden-dim", "128", "--glyph-dim", "16"],
-    *["--embedding-dim", "64", "--phi-dim", "128", "--learning-rate", "0.0005", "--crop-only"],
+CPU = [  # small networks, many updates, and a bonus that an episode does not live on
+    *["--num-envs", "16", "--num-steps", "20", "--hidden-dim", "128", "--embedding-dim", "64"],
+    *["--phi-dim", "128", "--phi-channels", "4", "--learning-rate", "0.0005", "--beta", "0.02"],
+    *["--ent-coef", "0.0004", "--vf-coef", "0.1", "--num-workers", "0", "--eval-episodes", "100"],
 ]
+MINIHACK = [*CPU, "--glyph-dim", "16", "--crop-only"]
 SMOKE = [
     *["--num-envs", "2", "--num-steps", "8", "--hidden-dim", "8", "--glyph-dim", "4"],
     *["--embedding-dim", "32", "--phi-dim", "8", "--crop-only", "--num-workers", "0"],
@@ -52,27 +54,18 @@ SMOKE = [
 COLUMNS = ("greedy_success", "sampled_success", "greedy_length", "sampled_length")
 TASKS = {  # environment; flags, steps, seeds and arms of --small; the environment of --paper
     "multiroom": (
-        "MiniHack-MultiRoom-N2-v0",
-        ([*CPU, "--eval-episodes", "100"], 300_000, 3, tuple(ARMS)),
+        "MiniHack-MultiRoom-N4-v0",
+        (MINIHACK, 250_000, 3, tuple(ARMS)),
         "MiniHack-MultiRoom-N6-v0",
     ),
     "room": (
         "MiniHack-Room-5x5-v0",
-        ([*CPU, "--eval-episodes", "100"], 50_000, 3, ("none",)),
+        (MINIHACK, 50_000, 3, ("none",)),
         "MiniHack-Room-5x5-v0",
     ),
     "procgen": (
         "procgen-maze",
-        (
-            [
-                *["--num-envs", "16", "--num-steps", "40", "--hidden-dim", "128"],
-                *["--embedding-dim", "64", "--phi-dim", "128", "--learning-rate", "0.0005"],
-                *["--eval-episodes", "100"],
-            ],
-            300_000,
-            3,
-            ("none", "e3b", "diagonal"),
-        ),
+        ([*CPU, "--image-pool", "4"], 200_000, 3, ("none", "e3b", "diagonal")),
         "procgen-maze",
     ),
 }
