@@ -116,6 +116,10 @@ class ImageTrunk(nn.Module):
             inputs = channels
         linear = nn.Linear(32 * (8 // pool) ** 2, hidden_dim)
         self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), linear, nn.ReLU())
+        self.apply(init_layer)
+        for _, *blocks in self.stages:
+            for block in blocks:  # six of them, each of which would double the variance
+                nn.init.zeros_(block[-1].weight)
 
     def forward(self, obs):
         x = self.average(obs["image"] / 255.0)

@@ -300,11 +300,12 @@ def test_psi_is_renewed_once_per_rollout_and_the_ellipsoid_keeps_what_it_holds()
 
 
 def test_the_gradient_in_two_stages_is_the_gradient():
-    args, _, agent, _, _, rollout = make_rollout(augment="full")
+    settings = dict(augment="full", phi_channels=8)  # with 2, both may be dead
+    args, _, agent, _, _, rollout = make_rollout(**settings)
     rewards = torch.randn(11, 3)
     backward(agent, rollout, rewards, args)
     staged = {k: p.grad.clone() for k, p in agent.named_parameters()}
-    fresh = make_rollout(augment="full")[2]
+    fresh = make_rollout(**settings)[2]
     size = args.num_envs, args.embedding_dim, args.ridge
     replica = impala_e3b_sofe.e3b.Ellipsoids(*size, form="dense")
     met = rollout["embedding"], rollout["starts"][1:], rollout["start_embedding"]
