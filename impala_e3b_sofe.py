@@ -140,8 +140,8 @@ def make_envs(args, num_envs, split):
     try:
         if args.env_id == "procgen-maze":
             return procgen.ProcgenVecEnv("maze", num_envs, split=split)
-        size, penalty = (num_envs, args.num_workers), -args.penalty_step
-        return minihack.MiniHackVecEnv(args.env_id, *size, penalty_step=penalty, split=split)
+        settings = dict(penalty_step=-args.penalty_step, split=split, stagger=split == "train")
+        return minihack.MiniHackVecEnv(args.env_id, num_envs, args.num_workers, **settings)
     except (ModuleNotFoundError, ValueError) as error:
         runs.fail(f"--env-id {args.env_id}: {error}")
 

@@ -199,6 +199,7 @@ class Games:
         split: str,
         num_levels: int,
         penalty_step: float,
+        stagger: int,
     ):
         self.first, self.split, self.num_levels = first, split, num_levels
         self.arrays = {name: array[first : first + count] for name, array in arrays.items()}
@@ -206,6 +207,10 @@ class Games:
         self.max_steps = max_steps or self.games[0]._max_episode_steps
         for game in self.games:
             game._max_episode_steps = NEVER
+        ranks = np.arange(first + 1, first + count + 1)  # from 1 to N over all workers
+        self.first_limits = np.full(count, self.max_steps)
+        if stagger:
+            self.first_limits = -(-ranks * self.max_steps // stagger)  # rounded up
         self.seed = 0
         self.episodes = np.zeros(count, np.int64)
         self.lengths = np.zeros(count, np.int64)
@@ -248,7 +253,8 @@ class Games:
         self.lengths += 1
         for i, action in enumerate(arrays["actions"].tolist()):
             observation, reward, terminated, _, info = self.games[i].step(action)
-            truncated = not terminated and self.lengths[i] >= self.max_steps
+            limit = self.max_steps if self.episodes[i] else self.first_limits[i]
+            truncated = not terminated and self.lengths[i] >= limit
             arrays["rewards"][i] = reward
             arrays["terminations"][i] = terminated
             arrays["truncations"][i] = truncated
@@ -404,6 +410,7 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
         crop: int | None = None,
         split: Literal["train", "eval"] = "train",
         num_levels: int = 0,
+        stagger: bool = False,
     ):
         """
         env_id        name of a level as MiniHack registers it
@@ -414,6 +421,8 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
         crop          odd side of the window round the agent (None: no window)
         split         whose level seeds to draw from
         num_levels    how many levels of the split to draw from (0: all 2^30)
+        stagger       the time limit of env i's first episode is (i + 1) / N of the others', so that
+                      not all episodes begin in the same step for as long as none is solved
         Raises ModuleNotFoundError without the packages, ValueError for a bad argument.
         """
         if not minihack_installed():
@@ -433,7 +442,7 @@ class MiniHackVecEnv(gym.vector.VectorEnv):
         self._workers: list[Worker] = []
         self._games: Games | None = None
         self._finalizer = weakref.finalize(self, _stop, self._workers)
-        settings = (max_steps, split, num_levels, penalty_step)
+        settings = (max_steps, split, num_levels, penalty_step, num_envs * stagger)
         if num_workers == 0:
             self._arrays = _lay_out(num_envs, mmap.mmap(-1, size))[1]
             self._games = Games(self._arrays, env_id, 0, num_envs, *settings)

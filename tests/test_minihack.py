@@ -305,6 +305,35 @@ def test_the_time_limit_is_a_truncation_with_the_true_last_observation(make):
     assert not short["info"]["final_info"]["episode"]["success"].any()
 
 
+@pytest.mark.parametrize("workers", [0, 3])
+def test_the_first_episodes_end_one_after_the_other(make, workers):
+    """Without, as long as no goal is reached, all episodes would begin in the same step."""
+    envs, ends = make(MULTIROOM, 4, workers, max_steps=10, stagger=True), [[], [], [], []]
+    state = None
+    envs.reset(seed=0)
+    for step in range(1, 31):
+        *_, truncated, info = envs.step(np.full(4, NORTH))
+        for env in np.flatnonzero(truncated):
+            ends[env].append((step, int(info["final_info"]["episode"]["l"][env])))
+        if step == 6:
+            state = envs.get_state()
+    first = [3, 5, 8, 10]  # rounded up
+    expected = [[(t, t), (t + 10, 10), (t + 20, 10)] for t in first]
+    assert ends == [[end for end in of_env if end[0] <= 30] for of_env in expected]
+    other = make(MULTIROOM, 4, 2 - workers // 3, max_steps=10, stagger=True)
+    other.set_state(state)  # two envs are in their first episode, two in their second
+    lengths = [other.step(np.full(4, NORTH))[3].tolist() for _ in range(4)]
+    assert lengths == [
+        [False] * 4,
+        [False, False, True, False],
+        [False] * 4,
+        [False, False, False, True],
+    ]
+    plain = make(MULTIROOM, 4, workers, max_steps=10)
+    plain.reset(seed=0)
+    assert [plain.step(np.full(4, NORTH))[3].sum() for _ in range(10)] == [0] * 9 + [4]
+
+
 def test_the_limit_is_the_level_s_own_unless_told():
     for env_id, limit in ((ROOM, 100), (MULTIROOM, 40), ("MiniHack-MultiRoom-N6-v0", 240)):
         envs = MiniHackVecEnv(env_id, 1, num_workers=0)
