@@ -55,7 +55,7 @@ COLUMNS = ("greedy_success", "sampled_success", "greedy_length", "sampled_length
 TASKS = {  # environment; flags, steps, seeds and arms of --small; the environment of --paper
     "multiroom": (
         "MiniHack-MultiRoom-N4-v0",
-        (MINIHACK, 250_000, 3, tuple(ARMS)),
+        (MINIHACK, 300_000, 3, tuple(ARMS)),
         "MiniHack-MultiRoom-N6-v0",
     ),
     "room": (
