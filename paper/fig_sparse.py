@@ -8,8 +8,9 @@
 The task's reward is 1 on the goal, which ends the episode, and counts in full (--ext-coef 1); sqrt
 bonus. All of [SOFE app:sparse-rewards] is the four algorithms, two counts and two views. Drawn is
 the return of an episode, which is 1 or 0: the share of episodes that find the goal, over training;
-the grey line is a random walk, of which not one in 1000 does. The paper's bars are interquartile
-means of the return, which are printed.
+the grey line is a random walk, of which not one in 1000 does. The paper's bars, of all algorithms
+and both counts, are drawn anew after each of them: interquartile means of the return in the last
+tenth of training, and an empty place where the runs are missing.
 
 beta is 0.01 in all sizes, 1 - gamma: an endless walk over new cells, which pays beta a step, is
 then worth beta / (1 - gamma) = 1, no more than the goal. With 0.1 an agent does better to roam for
@@ -17,19 +18,26 @@ the rest of the episode than to end it. The paper does not give its beta. In the
 which does not normalise its advantages, has a tenth of its entropy bonus as well, 0.001. The runs
 without a bonus are the same for both counts, and are run once.
 
-Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png; _global and _view5
-are added to the name.
+Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png, and the bars,
+paper/figures/sparse_bars.png; _global and _view5 are added to the names.
 """
+
+import csv
+from pathlib import Path
 
 import numpy as np
 from experiments import (
     ARMS,
+    FIGURES,
     LABELS,
     PAPER,
+    RESULTS,
+    RUNS,
     SMALL,
     SMOKE,
     command_of,
     draw_curves,
+    iqm_interval,
     jobs_of,
     launch,
     parse_size,
@@ -98,6 +106,60 @@ def jobs(algorithm: str, view: str, size: str, runs) -> dict[str, list[str]]:
     return jobs_of(runs, line_of)
 
 
+def file_name(size: str, algorithm: str, counts: str, view: str) -> str:
+    """Name of the CSV file and of the figure of one choice, without the ending."""
+    name = ("" if size == "small" else f"{size}-") + f"sparse_{algorithm}"
+    name += "_global" if counts == "global" else ""
+    return name + ("" if view == "full" else f"_view{view}")
+
+
+def last_returns(path: Path) -> dict[str, np.ndarray]:
+    """Of a CSV file of curves: arm -> (seeds,) mean return in the last tenth of training."""
+    with open(path) as lines:
+        rows = list(csv.DictReader(lines))
+    last = 0.9 * max(float(row["step"]) for row in rows)
+    returns: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if float(row["step"]) > last:
+            seeds = returns.setdefault(row["arm"], {})
+            seeds.setdefault(row["seed"], []).append(float(row["return"]))
+    return {
+        arm: np.array([np.nanmean(values) for values in seeds.values()])
+        for arm, seeds in returns.items()
+    }
+
+
+def draw_bars(size: str, view: str, folder: Path, path: Path, caption: str) -> None:
+    """Draw what all algorithms whose CSV file is in a folder reach, a panel for each counts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    both = CHOICES["counts"]
+    figure, axes = plt.subplots(1, len(both), figsize=(9, 4), sharey=True, layout="constrained")
+    for ax, counts in zip(axes, both, strict=True):
+        for place, algorithm in enumerate(CHOICES["algorithm"]):
+            file = folder / f"{file_name(size, algorithm, counts, view)}.csv"
+            if not file.exists():
+                ax.text(place, 0.02, "not run", ha="center", fontsize=8, color="gray")
+                continue
+            returns = last_returns(file)
+            for side, (arm, (_, _, color)) in zip((0.27, 0, -0.27), GOAL_ARMS.items(), strict=True):
+                middle, low, high = (float(x[0]) for x in iqm_interval(returns[arm][:, None]))
+                error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+                ax.bar(place + side, middle, 0.25, yerr=error, color=color, capsize=3)
+        ax.set(title=f"{counts} counts", ylim=(0, 1.05), xlim=(-0.5, 3.5))
+        ax.set_xticks(range(4), [LABELS[algorithm] for algorithm in CHOICES["algorithm"]])
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for _, _, color in GOAL_ARMS.values()]
+    labels = [label for _, label, _ in GOAL_ARMS.values()]
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    axes[0].set_ylabel("return of an episode")
+    figure.supxlabel(caption, fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def main():
     args = parse_size(__doc__, **CHOICES)
     _, steps, seeds, limit = SIZES[args.size]
@@ -106,9 +168,7 @@ def main():
     launch(jobs(args.algorithm, args.view, args.size, runs), args.jobs)
     bins = 4 if args.size == "smoke" else 15
     edges, curves = training_curves(runs, steps, bins, "return")
-    name = ("" if args.size == "small" else f"{args.size}-") + f"sparse_{args.algorithm}"
-    name += "_global" if args.counts == "global" else ""
-    name += "" if args.view == "full" else f"_view{args.view}"
+    name = file_name(args.size, args.algorithm, args.counts, args.view)
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(name, edges, curves, committed, "counts", "return")
     sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
@@ -120,7 +180,11 @@ def main():
     style = {"title": "Maze 2 with a goal, {} counts", "ylabel": "return of an episode"}
     draw_curves(picture, edges, curves, lines, caption, GOAL_ARMS, **style)
     print_last(curves, "return")
-    print(f"wrote {path} and {picture}")
+    results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
+    bars = figures / f"{file_name(args.size, 'bars', 'episodic', args.view)}.png"
+    about = f"Maze 2 with a goal, {sees}, {setting(args.size, seeds, steps).split('. ')[0]}"
+    draw_bars(args.size, args.view, results, bars, f"{about}. IQM of the last tenth of training")
+    print(f"wrote {path}, {picture} and {bars}")
 
 
 if __name__ == "__main__":

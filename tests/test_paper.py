@@ -199,6 +199,28 @@ def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone():
     assert episodic["episodic", "sofe"] != runs["global", "sofe"]
 
 
+def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp_path):
+    rows = [
+        f"global,{arm},{seed},{step},{seed * level if step > 90 else 0.9}"
+        for arm, level in (("sofe", 0.2), ("plain", 0.1), ("none", 0.0))
+        for seed in (1, 2, 3)
+        for step in (25, 50, 90, 95, 100)
+    ]
+    rows[-1] = "global,none,3,100,nan"  # no episode ended there
+    name = fig_sparse.file_name("small", "a2c", "global", "5")
+    assert name == "sparse_a2c_global_view5"
+    path = tmp_path / f"{name}.csv"
+    path.write_text("\n".join(["counts,arm,seed,step,return", *rows]))
+    returns = fig_sparse.last_returns(path)
+    assert {arm: values.tolist() for arm, values in returns.items()} == {
+        "sofe": pytest.approx([0.2, 0.4, 0.6]),
+        "plain": pytest.approx([0.1, 0.2, 0.3]),
+        "none": [0, 0, 0],
+    }
+    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", "a caption")
+    assert (tmp_path / "bars.png").stat().st_size > 10_000
+
+
 def test_visits_of_each_part_of_training_add_up(tmp_path):
     table = "step,row,column,visits\n10,0,1,3\n20,0,1,3\n20,1,0,2\n30,0,1,9\n30,1,0,2\n"
     (tmp_path / "run").mkdir()
