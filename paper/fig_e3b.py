@@ -1,6 +1,7 @@
 """E3B in MiniHack and Procgen, with and without SOFE on its ellipsoid. [SOFE fig:e3b_exps]
 
     python paper/fig_e3b.py --small                      # MultiRoom-N4: four arms, a CPU
+    python paper/fig_e3b.py --small --shown diagonal     # three of them, in half of the time
     python paper/fig_e3b.py --small --task room          # Room-5x5, solved without a bonus
     python paper/fig_e3b.py --small --task procgen       # Procgen-Maze
     python paper/fig_e3b.py --paper                      # MultiRoom-N6, published sizes, a GPU
@@ -71,6 +72,9 @@ TASKS = {  # environment; flags, steps, seeds and arms of --small; the environme
 }
 
 
+CHOICES = {"task": tuple(TASKS), "shown": ("both", "diagonal")}  # what SOFE shows, in the arms
+
+
 def settings(task: str, size: str):
     """Environment, flags, steps, seeds and names of the arms of a size."""
     env_id, (flags, steps, seeds, arms), paper_env_id = TASKS[task]
@@ -101,8 +105,9 @@ def random_policy_success(env_id: str, episodes: int) -> float:
 
 
 def main():
-    args = parse_size(__doc__, task=tuple(TASKS))
+    args = parse_size(__doc__, **CHOICES)
     env_id, flags, steps, seeds, arms = settings(args.task, args.size)
+    arms = [arm for arm in arms if arm != "full" or args.shown == "both"]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
@@ -130,7 +135,7 @@ def main():
     sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
     caption = (
         f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "
-        f"mean and range). {command_of('fig_e3b.py', args, task=tuple(TASKS))}"
+        f"mean and range). {command_of('fig_e3b.py', args, **CHOICES)}"
     )
     lines = {"random policy": random_policy_success(env_id, 16 if args.size == "smoke" else 400)}
     ylabel = "share of episodes that reach the goal"
