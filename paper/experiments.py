@@ -129,10 +129,10 @@ def jobs_of(
     return {name: lines[seed, name] for seed, name in sorted(lines, key=lambda key: key[0])}
 
 
-def last_step(folder: Path) -> int:
-    """Steps trained so far according to updates.csv, 0 where there are none."""
+def last_step(folder: Path, file: str = "updates.csv") -> int:
+    """Steps trained so far according to a file of a run, 0 where there are none."""
     try:
-        return int((folder / "updates.csv").read_text().strip().splitlines()[-1].split(",")[0])
+        return int((folder / file).read_text().strip().splitlines()[-1].split(",")[0])
     except (FileNotFoundError, IndexError, ValueError):
         return 0
 
@@ -161,7 +161,10 @@ def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
         raise SystemExit(f"error: {folder} belongs to a run that is going on: wait for it")
     if (folder / "args.json").exists():
         check_flags(folder, line)
-    if (folder / "visits.png").exists() and last_step(folder) >= int(total):
+    ended = (folder / "visits.png").exists() or last_step(folder, "evals.csv") >= int(total)
+    if ended and last_step(folder) >= int(
+        total
+    ):  # a run without a map has an evaluation at the end
         return None
     if (folder / "checkpoint.pt").exists():
         rest = ["--resume", str(folder), "--total-timesteps", total]

@@ -130,6 +130,18 @@ def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+def test_a_run_without_a_map_is_finished_after_its_last_evaluation(tmp_path):
+    line = ["impala_e3b_sofe.py", "--total-timesteps", "100"]
+    (tmp_path / "run").mkdir()
+    for file, text in (("args.json", '{"args": {}}'), ("updates.csv", "step\n50\n100\n")):
+        (tmp_path / "run" / file).write_text(text)
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    (tmp_path / "run" / "evals.csv").write_text("step,greedy_return\n50,1\n")
+    assert "--resume" in experiments.command_for("run", line, tmp_path)
+    (tmp_path / "run" / "evals.csv").write_text("step,greedy_return\n50,1\n100,1\n")
+    assert experiments.command_for("run", line, tmp_path) is None
+
+
 def test_a_failed_run_is_reported(tmp_path):
     line = ["ppo_sofe.py", "--bonus", "none", "--augment", "--total-timesteps", "32"]
     with pytest.raises(SystemExit, match=r"1 runs failed.*broken\.log"):
