@@ -349,7 +349,7 @@ def draw_curves(
             ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
         for style, (label, value) in zip(("--", ":"), lines.items(), strict=False):
             ax.axhline(value, color="gray", linestyle=style, label=label)
-        ax.set(title=title.format(panel), xlabel="environment steps", ylim=(0, top))
+        ax.set(title=title.format(panel), xlabel="environment steps", ylim=(-0.02 * top, top))
         ax.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel(ylabel)
