@@ -140,7 +140,8 @@ def main():
     )
     lines = {"random policy": random_policy_success(env_id, 16 if args.size == "smoke" else 400)}
     ylabel = "share of episodes that reach the goal"
-    draw_curves(picture, edges, curves, lines, caption, ARMS, "{}", ylabel)
+    legend = "lower right" if args.task == "room" else "upper left"
+    draw_curves(picture, edges, curves, lines, caption, ARMS, "{}", ylabel, legend)
     print_last(curves, "success")
     for row in evals:
         print("evaluation", *row)
