@@ -471,7 +471,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._snapshot: bytes | None = None
         self._next_save = 0
-        self._next_copy = 0.0
+        self._next_copy, self._copied = 0.0, False
         self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
         self._files: dict[str, io.TextIOWrapper] = {}
         self._columns: dict[str, list[str]] = {}
@@ -764,7 +764,9 @@ class Run:
         every = self.args.checkpoint_every
         self._next_save = (step // every + 1) * every
         now = time.monotonic()
-        self._next_copy = now + (now - since) * (1 / share - 1)
+        if self._copied:  # the first copy, with all that is loaded for it, says nothing of the next
+            self._next_copy = now + (now - since) * (1 / share - 1)
+        self._copied = True
 
     def _save(self) -> None:
         """Write the state in memory."""
