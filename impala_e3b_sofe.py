@@ -94,8 +94,8 @@ class Args:
     """MiniHack only: size of the embedding of a glyph"""
     crop_only: bool = False
     """MiniHack only: read the 9 x 9 cells round the agent and the status alone, for a CPU"""
-    image_pool: Literal[1, 2, 4] = 1
-    """Procgen only: average squares of so many pixels a side first; 4: a maze's cell, for a CPU"""
+    shallow: bool = False
+    """Procgen only: the small network of IMPALA in place of the large one, for a CPU"""
     # Exploration bonus
     bonus: Literal["none", "icm", "rnd", "e3b"] = "e3b"
     """the intrinsic reward, with its published weight: e3b 1, icm 0.1, rnd 0.001"""

@@ -1,8 +1,8 @@
 """The published networks that turn observations of MiniHack or Procgen, or phi, into features.
 
-`MiniHackTrunk` is that of E3B's experiments, `ImageTrunk` the large one of IMPALA; both end before
-the LSTM, which is `EpisodeLSTM`. They take a dict of tensors that begin with M, as the vector
-environments give it.
+`MiniHackTrunk` is that of E3B's experiments, `ImageTrunk` and `ShallowTrunk` are the large and the
+small one of IMPALA; all end before the LSTM, which is `EpisodeLSTM`. They take a dict of tensors
+that begin with M, as the vector environments give it.
 
 [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
 [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, appendix C.1.1
@@ -90,15 +90,10 @@ class MiniHackTrunk(nn.Module):
 
 
 class ImageTrunk(nn.Module):
-    """Features (M, hidden_dim) of an image (M, 3, 64, 64) of bytes. [IMPALA fig. 3, right]
+    """Features (M, hidden_dim) of an image (M, 3, 64, 64) of bytes. [IMPALA fig. 3, right]"""
 
-    Squares of `pool` x `pool` pixels are averaged first. The cells of Procgen's mazes have 4 x 4
-    in the mode "memory", and with as many a pass takes a sixteenth of the work.
-    """
-
-    def __init__(self, hidden_dim, pool=1):
+    def __init__(self, hidden_dim):
         super().__init__()
-        self.average = nn.AvgPool2d(pool)
         self.stages, inputs = nn.ModuleList(), 3
         for channels in (16, 32, 32):
             convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
@@ -114,15 +109,14 @@ class ImageTrunk(nn.Module):
             ]
             self.stages.append(nn.ModuleList([nn.Sequential(first, halve), *blocks]))
             inputs = channels
-        linear = nn.Linear(32 * (8 // pool) ** 2, hidden_dim)
-        self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), linear, nn.ReLU())
+        self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(2048, hidden_dim), nn.ReLU())
         self.apply(init_layer)
         for _, *blocks in self.stages:
             for block in blocks:  # six of them, each of which would double the variance
                 nn.init.zeros_(block[-1].weight)
 
     def forward(self, obs):
-        x = self.average(obs["image"] / 255.0)
+        x = obs["image"] / 255.0
         for first, *blocks in self.stages:
             x = first(x)
             for block in blocks:
@@ -130,10 +124,23 @@ class ImageTrunk(nn.Module):
         return self.head(x)
 
 
+class ShallowTrunk(nn.Sequential):
+    """The same of two convolutions, a ninth of the work. [IMPALA fig. 3, left]"""
+
+    def __init__(self, hidden_dim):
+        layers = [nn.Conv2d(3, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2)]
+        layers += [nn.ReLU(), nn.Flatten(), nn.Linear(32 * 6 * 6, hidden_dim), nn.ReLU()]
+        super().__init__(*layers)
+        self.apply(init_layer)
+
+    def forward(self, obs):
+        return super().forward(obs["image"] / 255.0)
+
+
 def make_trunk(args):
     """The trunk for the observations of args.env_id, of the sizes in args."""
     if args.env_id == "procgen-maze":
-        return ImageTrunk(args.hidden_dim, args.image_pool)
+        return (ShallowTrunk if args.shallow else ImageTrunk)(args.hidden_dim)
     return MiniHackTrunk(args.hidden_dim, args.glyph_dim, args.crop_only)
 
 

@@ -75,7 +75,12 @@ def test_the_image_trunk():
     assert isinstance(make_trunk(Args(hidden_dim=16, glyph_dim=4)), MiniHackTrunk)
 
 
-@pytest.mark.parametrize("settings", [{}, {"crop_only": True}, {"env_id": "procgen-maze"}])
+PROCGEN = {"env_id": "procgen-maze"}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"crop_only": True}, PROCGEN, PROCGEN | {"shallow": True}]
+)
 def test_states_are_told_apart_from_the_start(settings):
     """With PyTorch's own weights the deviation over states is 0.01, and a critic outgrows it."""
     obs = minihack_obs() | {"image": torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)}
@@ -84,19 +89,17 @@ def test_states_are_told_apart_from_the_start(settings):
     assert trunk(obs).mean() < 2
 
 
-@pytest.mark.parametrize("pool", [1, 2, 4])
-def test_squares_of_pixels_are_averaged_first(pool):
-    trunk = make_trunk(Args(env_id="procgen-maze", hidden_dim=16, image_pool=pool))
-    image = torch.randint(0, 100, (2, 3, 64, 64), dtype=torch.uint8)
-    swapped = image.clone()  # two pixels of one square: their mean is the same
-    swapped[:, :, 8, 8], swapped[:, :, 8, 9] = image[:, :, 8, 9], image[:, :, 8, 8]
-    lighter = image.clone()
-    lighter[1, 1, 63, 63] += 100
-    features = trunk({"image": image})
-    same = torch.allclose(trunk({"image": swapped}), features, atol=1e-6)
-    assert features.shape == (2, 16) and same == (pool > 1)
-    other = trunk({"image": lighter})
-    assert torch.equal(other[0], features[0]) and not torch.allclose(other[1], features[1])
+def test_the_shallow_trunk_by_hand():
+    """Its convolutions as sums over the patches of 8 x 8 pixels, and of 4 x 4 of their outputs."""
+    trunk = make_trunk(Args(env_id="procgen-maze", hidden_dim=16, shallow=True))
+    image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    x = image / 255.0
+    for layer, size, stride in ((trunk[0], 8, 4), (trunk[2], 4, 2)):
+        patches = x.unfold(2, size, stride).unfold(3, size, stride)  # (M, C, H, W, size, size)
+        x = torch.einsum("mchwij,ocij->mohw", patches, layer.weight).relu()
+    features = (x.flatten(1) @ trunk[5].weight.T).relu()
+    assert trunk[0].weight.shape == (16, 3, 8, 8) and trunk[2].weight.shape == (32, 16, 4, 4)
+    torch.testing.assert_close(trunk({"image": image}), features)
 
 
 @pytest.mark.parametrize("T", [1, 9])
