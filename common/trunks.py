@@ -17,14 +17,14 @@ import torch.nn as nn
 OUTSIDE = 5976  # one more than the largest glyph of NetHack: beyond the edge of the map
 
 
-def init_layer(layer):
-    """Orthogonal weights with gain sqrt 2, zero biases: features of order one.
+def init_layer(layer, gain=2**0.5):
+    """Orthogonal weights, zero biases: features of order one; sqrt 2 makes up for a ReLU.
 
     With PyTorch's own the features of two states differ by 0.001 to 0.004, which a critic's first
     targets easily outgrow: see docs/impala_e3b_sofe.md, Results.
     """
     if isinstance(layer, (nn.Conv2d, nn.Conv1d, nn.Linear)):
-        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
 
 
@@ -90,11 +90,15 @@ class MiniHackTrunk(nn.Module):
 
 
 class ImageTrunk(nn.Module):
-    """Features (M, hidden_dim) of an image (M, 3, 64, 64) of bytes. [IMPALA fig. 3, right]"""
+    """Features (M, hidden_dim) of an image (M, 3, 64, 64) of bytes. [IMPALA fig. 3, right]
+
+    Each channel of an image is standardized first. Most of a maze's pixels are wall, of the same
+    color in all states, and would leave little else in the features.
+    """
 
     def __init__(self, hidden_dim):
         super().__init__()
-        self.stages, inputs = nn.ModuleList(), 3
+        self.standardize, self.stages, inputs = nn.InstanceNorm2d(3), nn.ModuleList(), 3
         for channels in (16, 32, 32):
             convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
             first, halve = convolution(inputs, channels), nn.MaxPool2d(3, stride=2, padding=1)
@@ -111,12 +115,13 @@ class ImageTrunk(nn.Module):
             inputs = channels
         self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(2048, hidden_dim), nn.ReLU())
         self.apply(init_layer)
-        for _, *blocks in self.stages:
+        for (convolution, _), *blocks in self.stages:
+            init_layer(convolution, gain=1)  # it has no ReLU
             for block in blocks:  # six of them, each of which would double the variance
                 nn.init.zeros_(block[-1].weight)
 
     def forward(self, obs):
-        x = obs["image"] / 255.0
+        x = self.standardize(obs["image"] / 255.0)
         for first, *blocks in self.stages:
             x = first(x)
             for block in blocks:
@@ -128,9 +133,9 @@ class ShallowTrunk(nn.Sequential):
     """The same of two convolutions, a ninth of the work. [IMPALA fig. 3, left]"""
 
     def __init__(self, hidden_dim):
-        layers = [nn.Conv2d(3, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2)]
-        layers += [nn.ReLU(), nn.Flatten(), nn.Linear(32 * 6 * 6, hidden_dim), nn.ReLU()]
-        super().__init__(*layers)
+        layers = [nn.InstanceNorm2d(3), nn.Conv2d(3, 16, 8, stride=4), nn.ReLU()]
+        layers += [nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.Flatten()]
+        super().__init__(*layers, nn.Linear(32 * 6 * 6, hidden_dim), nn.ReLU())
         self.apply(init_layer)
 
     def forward(self, obs):

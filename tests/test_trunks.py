@@ -83,7 +83,9 @@ PROCGEN = {"env_id": "procgen-maze"}
 )
 def test_states_are_told_apart_from_the_start(settings):
     """With PyTorch's own weights the deviation over states is 0.01, and a critic outgrows it."""
-    obs = minihack_obs() | {"image": torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)}
+    image = torch.full((3, 3, 64, 64), 180, dtype=torch.uint8)  # walls, and little else
+    image[:, :, 8:24, 16:32] = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    obs = minihack_obs() | {"image": image}
     trunk = make_trunk(Args(hidden_dim=64, glyph_dim=8, **settings))
     assert 0.05 < trunk(obs).std(0).mean() < 2
     assert trunk(obs).mean() < 2
@@ -94,11 +96,13 @@ def test_the_shallow_trunk_by_hand():
     trunk = make_trunk(Args(env_id="procgen-maze", hidden_dim=16, shallow=True))
     image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     x = image / 255.0
-    for layer, size, stride in ((trunk[0], 8, 4), (trunk[2], 4, 2)):
+    variance, mean = torch.var_mean(x, (2, 3), keepdim=True, correction=0)
+    x = (x - mean) / (variance + 1e-5).sqrt()
+    for layer, size, stride in ((trunk[1], 8, 4), (trunk[3], 4, 2)):
         patches = x.unfold(2, size, stride).unfold(3, size, stride)  # (M, C, H, W, size, size)
         x = torch.einsum("mchwij,ocij->mohw", patches, layer.weight).relu()
-    features = (x.flatten(1) @ trunk[5].weight.T).relu()
-    assert trunk[0].weight.shape == (16, 3, 8, 8) and trunk[2].weight.shape == (32, 16, 4, 4)
+    features = (x.flatten(1) @ trunk[6].weight.T).relu()
+    assert trunk[1].weight.shape == (16, 3, 8, 8) and trunk[3].weight.shape == (32, 16, 4, 4)
     torch.testing.assert_close(trunk({"image": image}), features)
 
 
