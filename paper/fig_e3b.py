@@ -68,7 +68,7 @@ TASKS = {  # environment; flags, steps, seeds and arms of --small; the environme
     ),
     "procgen": (
         "procgen-maze",
-        ([*CPU, "--shallow"], 200_000, 3, ("none", "e3b", "diagonal")),
+        ([*CPU, "--shallow"], 300_000, 3, ("none", "e3b", "diagonal")),
         "procgen-maze",
     ),
 }
