@@ -1,6 +1,6 @@
 """Where A2C goes during training in Maze 1, with and without SOFE. [SOFE fig:a2c_heatmaps]
 
-    python paper/fig_heatmaps.py --small      # 2 runs of 500,000 steps; not run yet
+    python paper/fig_heatmaps.py --small      # 2 runs of 500,000 steps
     python paper/fig_heatmaps.py --paper      # the paper's network and hyperparameters, for a GPU
 
 Reward-free, sqrt bonus, episodic counts, the arms differ in --augment alone; the runs are those of
