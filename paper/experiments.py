@@ -6,6 +6,8 @@ are not finished, `read` gives what they wrote, and only that goes into tables a
 
 import argparse
 import csv
+import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 try:
     from rliable import library
@@ -89,7 +92,10 @@ def parse_size(description: str, **choices: tuple[str, ...]) -> argparse.Namespa
     )
     parser.add_argument("--jobs", type=int, default=2, help="how many runs at the same time")
     parser.set_defaults(size="small")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.jobs < 1 or (args.seeds is not None and args.seeds < 1):
+        parser.error("--jobs and --seeds must be at least 1")
+    return args
 
 
 def command_of(file: str, args: argparse.Namespace, **choices: tuple[str, ...]) -> str:
@@ -129,26 +135,39 @@ def jobs_of(
     return {name: lines[seed, name] for seed, name in sorted(lines, key=lambda key: key[0])}
 
 
-def last_step(folder: Path, file: str = "updates.csv") -> int:
-    """Steps trained so far according to a file of a run, 0 where there are none."""
+def last_step(folder: Path, file: str) -> int:
+    """The step of the last row of a CSV file of a run, 0 where there is none."""
     try:
         return int((folder / file).read_text().strip().splitlines()[-1].split(",")[0])
     except (FileNotFoundError, IndexError, ValueError):
         return 0
 
 
-def check_flags(folder: Path, line: list[str]) -> None:
-    """End the program if a run was made with other flags than a command line has."""
+def is_finished(name: str, line: list[str], runs: Path = RUNS) -> bool:
+    """Whether a run has been evaluated at the end, which is the last that it does."""
+    total = int(line[line.index("--total-timesteps") + 1])
+    return last_step(runs / name, "evals.csv") >= total
+
+
+def check_args(folder: Path, line: list[str]) -> None:
+    """End the program if a run was made with other arguments than a command line has.
+
+    A flag that the script got after the run was made counts as left at its default.
+    """
     saved = json.loads((folder / "args.json").read_text())["args"]
-    for word, value in zip(line, [*line[1:], "--"], strict=True):
-        name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if word.startswith("--") and name in saved and name not in RESUMABLE:
-            wanted = str(not word.startswith("--no-")) if value.startswith("--") else value
-            was = saved[name]
-            if str(was) != wanted and (isinstance(was, str) or float(was) != float(wanted)):
-                raise SystemExit(
-                    f"error: {folder} was made with {name}={was}, not {wanted}: move it"
-                )
+    script = importlib.import_module(Path(line[0]).stem)
+    asked = dataclasses.asdict(tyro.cli(script.Args, args=line[1:]))
+    asked |= {"runs_dir": saved.get("runs_dir"), "run_name": saved.get("run_name")}
+    for name, value in asked.items():
+        was = saved.get(name, value)
+        if name not in RESUMABLE and was != value:
+            raise SystemExit(f"error: {folder} was made with {name}={was}, not {value}: move it")
+    had, total = saved["total_timesteps"], asked["total_timesteps"]
+    if had > total or (had < total and (saved.get("anneal_beta") or "dqn" in line[0])):
+        raise SystemExit(  # epsilon of DQN falls over a share of the steps
+            f"error: {folder} was made for {had} steps, not {total}, and that is part of its "
+            f"schedules or results: move it"
+        )
 
 
 def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
@@ -160,17 +179,14 @@ def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
     if process_in(folder) is not None:
         raise SystemExit(f"error: {folder} belongs to a run that is going on: wait for it")
     if (folder / "args.json").exists():
-        check_flags(folder, line)
-    ended = (folder / "visits.png").exists() or last_step(folder, "evals.csv") >= int(total)
-    if ended and last_step(folder) >= int(
-        total
-    ):  # a run without a map has an evaluation at the end
+        check_args(folder, line)
+    if is_finished(name, line, runs):
         return None
     if (folder / "checkpoint.pt").exists():
         rest = ["--resume", str(folder), "--total-timesteps", total]
-        keep = line[: next(i for i, word in enumerate(line) if word.startswith("--"))]
-        return [sys.executable, *keep, *rest]
-    if folder.exists():  # it ended before its first checkpoint
+        return [sys.executable, line[0], *rest]
+    if folder.exists():
+        print(f"{name} ended before its first checkpoint: it is started anew", flush=True)
         shutil.rmtree(folder)
     return [sys.executable, *line, "--runs-dir", str(runs), "--run-name", name]
 
@@ -222,14 +238,14 @@ def read(name: str, file: str = "episodes.csv", runs: Path = RUNS) -> dict[str, 
     return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]} if rows else {}
 
 
-def bin_means(steps: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Mean of the values of the episodes that ended in (edges[k], edges[k + 1]]; nan for none."""
-    means = np.full(len(edges) - 1, np.nan)
-    for k in range(len(means)):
+def in_bins(steps: np.ndarray, values: np.ndarray, edges: np.ndarray, summary) -> np.ndarray:
+    """A summary of the values at steps in (edges[k], edges[k + 1]] for each k; nan for none."""
+    results = np.full(len(edges) - 1, np.nan)
+    for k in range(len(results)):
         inside = (steps > edges[k]) & (steps <= edges[k + 1])
         if inside.any():
-            means[k] = values[inside].mean()
-    return means
+            results[k] = summary(values[inside])
+    return results
 
 
 def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -276,18 +292,20 @@ def training_curves(
     bins: int,
     column: str = "coverage",
     file: str = "episodes.csv",
+    summary: Callable[[np.ndarray], float] = np.mean,
 ) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
     """What the episodes of each run reached over training, or another of its files.
 
     runs      (panel, arm) -> names of the runs, one of each seed
     column    of the file
+    summary   what is drawn of the values in a bin
     returns   right edges of the bins in steps (bins,), and (panel, arm) -> (seeds, bins) float64
     """
     edges = np.linspace(0, steps, bins + 1)
     curves = {}
     for key, of_seeds in runs.items():
         logs = [read(name, file) for name in of_seeds]
-        curves[key] = np.array([bin_means(log["step"], log[column], edges) for log in logs])
+        curves[key] = np.array([in_bins(log["step"], log[column], edges, summary) for log in logs])
     return edges[1:], curves
 
 
@@ -361,9 +379,20 @@ def draw_curves(
     plt.close(figure)
 
 
-def print_last(curves, column: str = "coverage") -> None:
-    """Print what each arm reaches in the last tenth of training."""
+def last_tenth(edges: np.ndarray, curve: np.ndarray) -> np.ndarray:
+    """Mean of a curve over the bins that end in the last tenth of training, those with no nan.
+
+    edges     (bins,)   right edges; with 10 or 20 bins it is the last tenth, with 15 two of them
+    curve     (..., bins)
+    returns   (...)
+    """
+    return np.nanmean(curve[..., edges > 0.9 * edges[-1] + 0.5], axis=-1)
+
+
+def print_last(edges, curves, column: str = "coverage") -> None:
+    """Print what each arm reaches at the end of training, see `last_tenth`."""
+    first = edges[edges <= 0.9 * edges[-1] + 0.5][-1] if len(edges) > 1 else 0
+    print(f"from step {first:,.0f} on:")
     for (panel, arm), array in curves.items():
-        last = np.nanmean(array[:, -max(1, array.shape[1] // 10) :], axis=1)
-        middle, low, high = iqm_interval(last[:, None])
+        middle, low, high = iqm_interval(last_tenth(edges, array)[:, None])
         print(f"{panel:9s} {arm:8s} {column} {middle[0]:.3f} [{low[0]:.3f}, {high[0]:.3f}]")

@@ -7,10 +7,11 @@
     python paper/fig_e3b.py --paper                      # MultiRoom-N6, published sizes, a GPU
 
 The arms: no bonus, E3B, E3B with the diagonal of the ellipsoid shown to the agent, E3B with all of
-it; they differ in --bonus and --augment alone. Drawn is the share of the episodes of training that
-reach the goal; the grey line is a policy that acts at random, on the levels of the evaluation.
-Writes paper/results/e3b_TASK.csv, e3b_TASK_eval.csv, the evaluation at the end on levels that are
-not trained on, and the figure paper/figures/e3b_TASK.png.
+it, and in --paper ICM and RND; they differ in --bonus and --augment alone. Drawn is the share of
+the episodes of training that reach the goal; the grey line is a policy that acts at random, on the
+levels of the evaluation. Writes paper/results/e3b_TASK.csv, e3b_TASK_eval.csv, the evaluation at
+the end on levels that are not trained on, and the figure paper/figures/e3b_TASK.png; _diagonal is
+added to the names.
 
 In --small the bonus weighs 0.02 instead of 1, or an episode of 120 steps would earn more by it than
 by the goal, which ends it; the weights of entropy and value loss go with it. This was found on seed
@@ -42,11 +43,14 @@ ARMS = {  # flags, label and color
     "e3b": (["--bonus", "e3b"], "E3B", "tab:blue"),
     "diagonal": (["--bonus", "e3b", "--augment", "diagonal"], "E3B, diagonal shown", "tab:orange"),
     "full": (["--bonus", "e3b", "--augment", "full"], "E3B, ellipsoid shown", "tab:red"),
+    "icm": (["--bonus", "icm"], "ICM", "tab:green"),
+    "rnd": (["--bonus", "rnd"], "RND", "tab:purple"),
 }
 CPU = [  # small networks, many updates, and a bonus that an episode does not live on
     *["--num-envs", "16", "--num-steps", "20", "--hidden-dim", "128", "--embedding-dim", "64"],
     *["--phi-dim", "128", "--phi-channels", "4", "--learning-rate", "0.0005", "--beta", "0.02"],
     *["--ent-coef", "0.0004", "--vf-coef", "0.1", "--num-workers", "0", "--eval-episodes", "100"],
+    *["--checkpoint-every", "50000"],
 ]
 MINIHACK = [*CPU, "--glyph-dim", "16", "--crop-only"]
 SMOKE = [
@@ -58,7 +62,7 @@ COLUMNS = ("greedy_success", "sampled_success", "greedy_length", "sampled_length
 TASKS = {  # environment; flags, steps, seeds and arms of --small; the environment of --paper
     "multiroom": (
         "MiniHack-MultiRoom-N4-v0",
-        (MINIHACK, 300_000, 3, tuple(ARMS)),
+        (MINIHACK, 300_000, 3, ("none", "e3b", "diagonal", "full")),
         "MiniHack-MultiRoom-N6-v0",
     ),
     "room": (
@@ -81,10 +85,10 @@ def settings(task: str, size: str):
     """Environment, flags, steps, seeds and names of the arms of a size."""
     env_id, (flags, steps, seeds, arms), paper_env_id = TASKS[task]
     if size == "smoke":
-        return env_id, SMOKE, 160, 1, arms
+        return env_id, SMOKE, 160, 1, tuple(ARMS)
     if size == "paper":
         hidden = ["--hidden-dim", "256"] if task == "procgen" else []
-        return paper_env_id, hidden, 100_000_000, 6, arms
+        return paper_env_id, hidden, 100_000_000, 6, tuple(ARMS)
     return env_id, flags, steps, seeds, arms
 
 
@@ -125,7 +129,7 @@ def main():
     committed = args.size != "smoke" and not args.seeds
     bins = 4 if args.size == "smoke" else 20
     edges, curves = training_curves(names, steps, bins, "success")
-    name = f"{prefix}e3b_{args.task}"
+    name = f"{prefix}e3b_{args.task}" + ("_diagonal" if args.shown == "diagonal" else "")
     path, picture = write_curves(name, edges, curves, committed, "env", "success")
     evals = [
         [env_id, arm, seed, *(f"{read(run, 'evals.csv')[key][-1]:.4f}" for key in COLUMNS)]
@@ -143,7 +147,7 @@ def main():
     ylabel = "share of episodes that reach the goal"
     legend = "lower right" if args.task == "room" else "upper left"
     draw_curves(picture, edges, curves, lines, caption, ARMS, "{}", ylabel, legend)
-    print_last(curves, "success")
+    print_last(edges, curves, "success")
     for row in evals:
         print("evaluation", *row)
     print(f"random policy: success {lines['random policy']:.3f}")

@@ -93,9 +93,9 @@ def main():
         f"{command_of('fig_godot.py', args)}"
     )
     lines = {"random policy": random_policy_coverage(limit)}
-    top = 1.05 if args.size == "smoke" else 0.3
+    top = 0.3 if args.size == "small" else 1.05
     draw_curves(picture, edges, curves, lines, caption, top=top)
-    print_last(curves)
+    print_last(edges, curves)
     print(f"wrote {path} and {picture}")
 
 

@@ -73,7 +73,7 @@ def main():
     }
     labelled = {(LABELS[algorithm], arm): array for (algorithm, arm), array in curves.items()}
     draw_curves(picture, edges, labelled, lines, caption, title="{}, S-Max bonus")
-    print_last(curves)
+    print_last(edges, curves)
     print(f"wrote {path} and {picture}")
 
 

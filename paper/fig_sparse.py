@@ -23,6 +23,7 @@ paper/figures/sparse_bars.png; _global and _view5 are added to the names.
 """
 
 import csv
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from experiments import (
     draw_curves,
     iqm_interval,
     jobs_of,
+    last_tenth,
     launch,
     parse_size,
     print_last,
@@ -115,17 +117,16 @@ def file_name(size: str, algorithm: str, counts: str, view: str) -> str:
 
 def last_returns(path: Path) -> dict[str, np.ndarray]:
     """Of a CSV file of curves: arm -> (seeds,) mean return in the last tenth of training."""
+    edges: set[float] = set()
+    curves: dict[str, dict[str, list[float]]] = {}
     with open(path) as lines:
-        rows = list(csv.DictReader(lines))
-    last = 0.9 * max(float(row["step"]) for row in rows)
-    returns: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        if float(row["step"]) > last:
-            seeds = returns.setdefault(row["arm"], {})
+        for row in csv.DictReader(lines):
+            seeds = curves.setdefault(row["arm"], {})
             seeds.setdefault(row["seed"], []).append(float(row["return"]))
+            edges.add(float(row["step"]))
     return {
-        arm: np.array([np.nanmean(values) for values in seeds.values()])
-        for arm, seeds in returns.items()
+        arm: last_tenth(np.array(sorted(edges)), np.array(list(seeds.values())))
+        for arm, seeds in curves.items()
     }
 
 
@@ -155,7 +156,7 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, caption: str) -> N
     labels = [label for _, label, _ in GOAL_ARMS.values()]
     figure.legend(handles, labels, loc="outside upper center", ncols=3)
     axes[0].set_ylabel("return of an episode")
-    figure.supxlabel(caption, fontsize=8)
+    figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -166,7 +167,7 @@ def main():
     seeds = args.seeds or seeds
     runs = names(args.algorithm, args.counts, args.view, seeds, args.size)
     launch(jobs(args.algorithm, args.view, args.size, runs), args.jobs)
-    bins = 4 if args.size == "smoke" else 15
+    bins = 4 if args.size == "smoke" else 20
     edges, curves = training_curves(runs, steps, bins, "return")
     name = file_name(args.size, args.algorithm, args.counts, args.view)
     committed = args.size != "smoke" and not args.seeds
@@ -179,11 +180,16 @@ def main():
     lines = {"random walk": random_walk_success(limit)}
     style = {"title": "Maze 2 with a goal, {} counts", "ylabel": "return of an episode"}
     draw_curves(picture, edges, curves, lines, caption, GOAL_ARMS, **style)
-    print_last(curves, "return")
+    print_last(edges, curves, "return")
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
     bars = figures / f"{file_name(args.size, 'bars', 'episodic', args.view)}.png"
-    about = f"Maze 2 with a goal, {sees}, {setting(args.size, seeds, steps).split('. ')[0]}"
-    draw_bars(args.size, args.view, results, bars, f"{about}. IQM of the last tenth of training")
+    entropy = ", A2C with a tenth of the entropy bonus" if args.size == "small" else ""
+    about = (
+        f"{MAZE} with a goal, sqrt bonus, {sees}{entropy}. Last tenth of training: "
+        f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
+        f"--algorithm and --counts"
+    )
+    draw_bars(args.size, args.view, results, bars, about)
     print(f"wrote {path}, {picture} and {bars}")
 
 

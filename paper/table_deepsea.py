@@ -1,20 +1,21 @@
 """DeepSea with the sqrt bonus and global counts, with and without SOFE. [SOFE tab:deepsea]
 
-    python paper/table_deepsea.py --small --algorithm a2c      # or ppo, dqn, ppo_lstm
+    python paper/table_deepsea.py --small --algorithm a2c             # or ppo, dqn, ppo_lstm
+    python paper/table_deepsea.py --small --algorithm a2c --only 20   # the runs of one size
 
 The arms differ in --augment alone, and an algorithm has one setting for all sizes, in which a
 rollout is one episode of each env. A run that is finished is evaluated once more, on 10,000 or
 (--paper) 100,000 episodes, half of them greedy; all greedy ones are the same, as DeepSea is
 deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return of these episodes,
 and the training episodes after which an evaluation first earned 0.95 or more. Printed beside them
-are the numbers of the paper's table.
+are the numbers of the paper's table, and "not run" for a size of which no run is finished.
 """
 
 import json
 import sys
 
 import numpy as np
-from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv
+from experiments import RESULTS, RUNS, is_finished, launch, parse_size, read, run, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
@@ -96,11 +97,12 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, float, int |
 
 
 def summary(values: list[float]) -> str:
+    """Mean and standard deviation over the seeds; the paper's is over evaluation episodes."""
     return f"{np.mean(values):.2f} ± {np.std(values):.2f}"
 
 
 def main():
-    args = parse_size(__doc__, algorithm=ALGORITHMS)
+    args = parse_size(__doc__, algorithm=ALGORITHMS, only=("all", *map(str, DEEPSEAS)))
     algorithm = args.algorithm
     sizes, seeds, budget = SIZES[args.size][algorithm]
     seeds = args.seeds or seeds
@@ -119,10 +121,12 @@ def main():
         ]
         for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
     }
-    launch(jobs, args.jobs)
-    evaluate(list(names.values()), algorithm, EVALUATION[args.size], args.jobs)
+    chosen = {name for (size, *_), name in names.items() if args.only in ("all", str(size))}
+    launch({name: line for name, line in jobs.items() if name in chosen}, args.jobs)
+    ended = {key: name for key, name in names.items() if is_finished(name, jobs[name])}
+    evaluate(list(ended.values()), algorithm, EVALUATION[args.size], args.jobs)
     rows = []
-    for (size, arm, seed), name in names.items():
+    for (size, arm, seed), name in ended.items():
         greedy, sampled, solved = result(name, size)
         rows.append([algorithm, arm, size, seed, f"{greedy:.4f}", f"{sampled:.4f}", solved])
     header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
@@ -134,8 +138,11 @@ def main():
     for size in sizes:
         for arm in ARMS:
             chosen = [row for row in rows if row[1:3] == [arm, size]]
+            if not chosen:
+                print(f"| {size} | {arm} | not run | | | |")
+                continue
             greedy, sampled = ([float(row[column]) for row in chosen] for column in (4, 5))
-            reached = f"{sum(value >= 0.95 for value in greedy)} of {seeds}"
+            reached = f"{sum(value >= 0.95 for value in greedy)} of {len(chosen)}"
             solved = ", ".join("never" if row[6] is None else f"{row[6]:,}" for row in chosen)
             text = f"{summary(greedy)} | {summary(sampled)} | {reached} | {solved}"
             print(f"| {size} | {arm} | {text} |")

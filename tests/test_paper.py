@@ -53,7 +53,7 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
     ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
     ("ablation_encoding.py", [], "ablation_encoding", 4),
     ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
-    ("fig_e3b.py", [], "e3b_multiroom", 4 * 4),
+    ("fig_e3b.py", [], "e3b_multiroom", 6 * 4),
 ]
 
 
@@ -123,7 +123,9 @@ def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path):
     longer = [*line[:-1], "64"]
     assert "--resume" in experiments.command_for("run", longer, tmp_path)
     experiments.launch({"run": longer}, 1, tmp_path)
-    assert experiments.last_step(tmp_path / "run") == 64
+    assert experiments.last_step(tmp_path / "run", "updates.csv") == 64
+    with pytest.raises(SystemExit, match="was made for 64 steps, not 32"):
+        experiments.command_for("run", line, tmp_path)
     assert json.loads((tmp_path / "run" / "args.json").read_text())["args"]["max_steps"] == 8
     (tmp_path / "started").mkdir()
     assert "--run-name" in experiments.command_for("started", line, tmp_path)
@@ -133,13 +135,84 @@ def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path):
 def test_a_run_without_a_map_is_finished_after_its_last_evaluation(tmp_path):
     line = ["impala_e3b_sofe.py", "--total-timesteps", "100"]
     (tmp_path / "run").mkdir()
-    for file, text in (("args.json", '{"args": {}}'), ("updates.csv", "step\n50\n100\n")):
+    args = '{"args": {"total_timesteps": 100}}'
+    for file, text in (("args.json", args), ("updates.csv", "step\n50\n100\n")):
         (tmp_path / "run" / file).write_text(text)
     (tmp_path / "run" / "checkpoint.pt").touch()
     (tmp_path / "run" / "evals.csv").write_text("step,greedy_return\n50,1\n")
     assert "--resume" in experiments.command_for("run", line, tmp_path)
     (tmp_path / "run" / "evals.csv").write_text("step,greedy_return\n50,1\n100,1\n")
     assert experiments.command_for("run", line, tmp_path) is None
+
+
+def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path):
+    """Resuming cuts evals.csv back to the checkpoint, so the evaluation at the end is missing."""
+    line = ["ppo_sofe.py", *experiments.SMOKE["ppo"], "--max-steps", "8", "--total-timesteps", "32"]
+    experiments.launch({"run": [*line, "--eval-every", "16"]}, 1, tmp_path)
+    evals = tmp_path / "run" / "evals.csv"
+    assert (tmp_path / "run" / "visits.png").exists()
+    evals.write_text("".join(evals.read_text().splitlines(keepends=True)[:-1]))
+    assert experiments.last_step(tmp_path / "run", "evals.csv") == 16
+    experiments.launch({"run": line}, 1, tmp_path)
+    assert experiments.last_step(tmp_path / "run", "evals.csv") == 32
+
+
+@pytest.mark.parametrize(
+    ("saved", "flags", "message"),
+    [
+        ({"crop_only": False}, ["--crop-only"], "crop_only=False, not True"),
+        ({"image_pool": 4}, [], None),  # a flag that is no more
+        ({"beta": 0.5}, [], "beta=0.5, not 1.0"),  # one that the line does not have
+        ({"bonus": "rnd"}, ["--bonus", "e3b"], "bonus=rnd, not e3b"),
+        ({"seed": 3}, ["--seed", "3"], None),
+        ({}, ["--total-timesteps", "99"], "made for 100 steps, not 99"),
+        ({"num_workers": 7}, [], None),  # changes no result
+    ],
+)
+def test_a_run_with_other_arguments_is_not_taken(tmp_path, saved, flags, message):
+    line = ["impala_e3b_sofe.py", *flags]
+    line += [] if "--total-timesteps" in flags else ["--total-timesteps", "200"]
+    saved = {"args": {"total_timesteps": 100} | saved}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    if message is None:
+        return experiments.check_args(tmp_path, line)
+    with pytest.raises(SystemExit, match=message):
+        experiments.check_args(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    "line", [["dqn_sofe.py", "--learning-starts", "8"], ["a2c_sofe.py", "--anneal-beta"]]
+)
+def test_a_run_whose_schedule_ends_with_it_is_not_made_longer(tmp_path, line):
+    """The arms of a figure would have had different schedules."""
+    saved = {"args": {"total_timesteps": 100, "anneal_beta": "--anneal-beta" in line}}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    experiments.check_args(tmp_path, [*line, "--total-timesteps", "100"])
+    with pytest.raises(SystemExit, match="made for 100 steps, not 200"):
+        experiments.check_args(tmp_path, [*line, "--total-timesteps", "200"])
+
+
+@pytest.mark.parametrize("flags", [["--jobs", "0"], ["--seeds", "0"]])
+def test_none_of_nothing_is_refused(monkeypatch, capsys, flags):
+    monkeypatch.setattr(sys, "argv", ["fig.py", *flags])
+    with pytest.raises(SystemExit):
+        experiments.parse_size("a figure")
+    assert "--jobs and --seeds must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bins", "expected"), [(10, [9]), (20, [18, 19]), (15, [13, 14]), (4, [3])]
+)
+def test_the_last_tenth(bins, expected):
+    edges = np.linspace(0, 500_000, bins + 1)[1:]
+    curves = np.stack([np.arange(bins), np.arange(bins) * 2.0])
+    assert experiments.last_tenth(edges, curves).tolist() == [
+        np.mean(expected),
+        2 * np.mean(expected),
+    ]
+    curves[0, -1] = np.nan  # no episode ended there
+    if len(expected) == 2:
+        assert experiments.last_tenth(edges, curves)[0] == expected[0]
 
 
 def test_a_failed_run_is_reported(tmp_path):
@@ -159,8 +232,11 @@ def test_the_interquartile_mean():
 
 def test_bins_hold_the_episodes_that_ended_in_them():
     steps, values = np.array([10, 20, 21, 40]), np.array([1.0, 3.0, 5.0, 7.0])
-    means = experiments.bin_means(steps, values, np.array([0, 20, 30, 35, 40]))
+    edges = np.array([0, 20, 30, 35, 40])
+    means = experiments.in_bins(steps, values, edges, np.mean)
     assert means[[0, 1, 3]].tolist() == [2.0, 5.0, 7.0] and np.isnan(means[2])
+    last = experiments.in_bins(steps, values, edges, lambda inside: inside[-1])
+    assert last[[0, 1, 3]].tolist() == [3.0, 5.0, 7.0] and np.isnan(last[2])
 
 
 def test_a_random_policy_in_a_procgen_maze_sometimes_reaches_the_goal():
