@@ -10,8 +10,8 @@ The arms: no bonus, E3B, E3B with the diagonal of the ellipsoid shown to the age
 it, and in --paper ICM and RND; they differ in --bonus and --augment alone. Drawn is the share of
 the episodes of training that reach the goal; the grey line is a policy that acts at random, on the
 levels of the evaluation. Writes paper/results/e3b_TASK.csv, e3b_TASK_eval.csv, the evaluation at
-the end on levels that are not trained on, and the figure paper/figures/e3b_TASK.png; _diagonal is
-added to the names.
+the end on levels that are not trained on, and the figure paper/figures/e3b_TASK.png; --shown
+diagonal adds _diagonal to the names.
 
 In --small the bonus weighs 0.02 instead of 1, or an episode of 120 steps would earn more by it than
 by the goal, which ends it; the weights of entropy and value loss go with it. This was found on seed
