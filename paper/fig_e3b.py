@@ -84,7 +84,7 @@ def settings(task: str, size: str):
     """Environment, flags, steps, seeds and names of the arms of a size."""
     env_id, (flags, steps, seeds, arms), paper_env_id = TASKS[task]
     if size == "smoke":
-        return env_id, SMOKE, 160, 1, tuple(ARMS)
+        return env_id, SMOKE, 160, 1, arms
     if size == "paper":
         hidden = ["--hidden-dim", "256"] if task == "procgen" else []
         return paper_env_id, hidden, 100_000_000, 6, tuple(ARMS)

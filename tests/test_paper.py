@@ -53,7 +53,7 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
     ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
     ("ablation_encoding.py", [], "ablation_encoding", 4),
     ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
-    ("fig_e3b.py", [], "e3b_multiroom", 6 * 4),
+    ("fig_e3b.py", [], "e3b_multiroom", 4 * 4),
 ]
 
 
@@ -70,8 +70,24 @@ class RunHere:
         return self.returncode
 
 
+@pytest.fixture
+def scripts_here(monkeypatch):
+    """The scripts run in this process; the engine and git stay processes."""
+    process = subprocess.Popen
+
+    def popen(command, **kwargs):
+        script = command[0] == sys.executable and command[1].endswith(".py")
+        return (RunHere if script else process)(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
 @pytest.mark.parametrize(("file", "flags", "table", "num_rows"), SMOKES)
-def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys):
+def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys, scripts_here):
     """The runs of a file end, and their CSV files make its table and figure."""
     if file == "fig_godot.py":
         try:
@@ -82,20 +98,9 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "experiments")  # it reads SOFE_RUNS when it is imported
     for module in ("table_deepsea", "fig_coverage"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    process = subprocess.Popen  # the engine's and git's stay processes
-
-    def popen(command, **kwargs):
-        script = command[0] == sys.executable and command[1].endswith(".py")
-        return (RunHere if script else process)(command, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(ppo_sofe, "augment", ppo_sofe.augment)  # the ablation replaces it
     monkeypatch.setattr(sys, "argv", [file, "--smoke", *flags])
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        runpy.run_path(str(ROOT / "paper" / file), run_name="__main__")
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    runpy.run_path(str(ROOT / "paper" / file), run_name="__main__")
     with open(tmp_path / f"smoke-{table}.csv") as lines:
         count = len(list(csv.DictReader(lines)))
     assert count == num_rows if num_rows else count > 2 * 8
@@ -116,7 +121,7 @@ def test_runs_are_processes_and_a_second_start_runs_nothing_again(tmp_path):
         assert len(list(csv.DictReader(lines))) == 2
 
 
-def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path):
+def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path, scripts_here):
     line = ["ppo_sofe.py", *experiments.SMOKE["ppo"], "--max-steps", "8", "--total-timesteps", "32"]
     experiments.launch({"run": line}, 1, tmp_path)
     assert experiments.command_for("run", line, tmp_path) is None
@@ -145,12 +150,11 @@ def test_a_run_without_a_map_is_finished_after_its_last_evaluation(tmp_path):
     assert experiments.command_for("run", line, tmp_path) is None
 
 
-def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path):
+def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_here):
     """Resuming cuts evals.csv back to the checkpoint, so the evaluation at the end is missing."""
     line = ["ppo_sofe.py", *experiments.SMOKE["ppo"], "--max-steps", "8", "--total-timesteps", "32"]
     experiments.launch({"run": [*line, "--eval-every", "16"]}, 1, tmp_path)
     evals = tmp_path / "run" / "evals.csv"
-    assert (tmp_path / "run" / "visits.png").exists()
     evals.write_text("".join(evals.read_text().splitlines(keepends=True)[:-1]))
     assert experiments.last_step(tmp_path / "run", "evals.csv") == 16
     experiments.launch({"run": line}, 1, tmp_path)
@@ -237,6 +241,20 @@ def test_bins_hold_the_episodes_that_ended_in_them():
     assert means[[0, 1, 3]].tolist() == [2.0, 5.0, 7.0] and np.isnan(means[2])
     last = experiments.in_bins(steps, values, edges, lambda inside: inside[-1])
     assert last[[0, 1, 3]].tolist() == [3.0, 5.0, 7.0] and np.isnan(last[2])
+
+
+@pytest.mark.parametrize("task", ["multiroom", "procgen"])
+def test_the_papers_size_has_all_arms_of_its_figure(task):
+    file = runpy.run_path(str(ROOT / "paper" / "fig_e3b.py"))
+    assert {*file["settings"](task, "paper")[-1]} == {
+        "none",
+        "icm",
+        "rnd",
+        "e3b",
+        "diagonal",
+        "full",
+    }
+    assert "icm" not in file["settings"](task, "small")[-1]
 
 
 def test_a_random_policy_in_a_procgen_maze_sometimes_reaches_the_goal():
