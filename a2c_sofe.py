@@ -200,14 +200,15 @@ def augment(counts, table_ids, args):
 
     counts, table_ids   as in `visit`
     returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
-    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
     """
     if not args.augment:
         return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
+    phi = (counts + 1).rsqrt().unsqueeze(1)  # bounded; paper/ablation_encoding.py has others
     if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
         mu, sigma = fit_gaussian(counts)
-        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
-    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
+        phi = torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)
+    # A dense layer adds up all cells: of length 1 at most, phi does not drown a one-hot obs.
+    return phi[table_ids] / (phi[0].numel() ** 0.5 if args.network == "mlp" else 1)
 
 
 # endregion
@@ -242,7 +243,7 @@ def make_tower(shape, args):
     channels, height, width = shape
     if args.network == "mlp":
         hidden = init_layer(nn.Linear(channels * height * width, args.embedding_dim))
-        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
+        nn.init.normal_(hidden.weight, std=0.1)
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):

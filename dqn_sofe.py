@@ -210,14 +210,15 @@ def augment(counts, table_ids, args):
 
     counts, table_ids   as in `visit`
     returns          (K, F, H, W) float32; F = 1 map of counts, 2 of the Gaussian, 0 without SOFE
-    The encodings are fixed, bounded and invertible; paper/ablation_encoding.py compares others.
     """
     if not args.augment:
         return torch.zeros((len(table_ids), 0, *counts.shape[1:]), device=counts.device)
+    phi = (counts + 1).rsqrt().unsqueeze(1)  # bounded; paper/ablation_encoding.py has others
     if args.bonus == "smax":  # stretched to fill [0, 1]: most of mu is below 0.01
         mu, sigma = fit_gaussian(counts)
-        return torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)[table_ids]
-    return (counts + 1).rsqrt().unsqueeze(1)[table_ids]
+        phi = torch.stack([mu / (mu + SIGMA_FLOOR**2), SIGMA_FLOOR / sigma], dim=1)
+    # A dense layer adds up all cells: of length 1 at most, phi does not drown a one-hot obs.
+    return phi[table_ids] / (phi[0].numel() ** 0.5 if args.network == "mlp" else 1)
 
 
 # endregion
@@ -226,7 +227,7 @@ def make_tower(shape, args):
     channels, height, width = shape
     if args.network == "mlp":
         hidden = nn.Linear(channels * height * width, args.embedding_dim)
-        nn.init.normal_(hidden.weight, std=0.1)  # 0.5 stalls: phi is nearly all ones at first
+        nn.init.normal_(hidden.weight, std=0.1)
         return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(inplace=True))
     layers = []
     for _ in range(3):
@@ -398,8 +399,7 @@ def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "dqn_sofe")
     device = runs.set_up(args)  # seeds and threads as well
     to_device = partial(torch.as_tensor, device=device)
-    N = args.num_envs
-    envs = make_envs(args, N)
+    N, envs = args.num_envs, make_envs(args, args.num_envs)
     table_ids = torch.arange(N, device=device) * (args.counts == "episodic")  # global: all 0
     counts = torch.zeros(int(table_ids[-1]) + 1, *envs.reachable.shape, device=device).long()
     phi_shape = augment(counts, table_ids, args).shape[1:]

@@ -37,7 +37,8 @@ def train_with(encoding: str, flags: list[str]) -> None:
     """Train ppo_sofe.py with another encoding of the counts."""
 
     def augment(counts, tables, args):
-        return ENCODINGS[encoding](counts).unsqueeze(1)[tables]
+        phi = ENCODINGS[encoding](counts).unsqueeze(1)[tables]
+        return phi / (phi[0].numel() ** 0.5 if args.network == "mlp" else 1)
 
     ppo_sofe.augment = augment
     ppo_sofe.main(ppo_sofe.tyro.cli(ppo_sofe.Args, args=flags))

@@ -149,21 +149,28 @@ def is_finished(name: str, line: list[str], runs: Path = RUNS) -> bool:
     return last_step(runs / name, "evals.csv") >= total
 
 
+def flags_at(line: list[str]) -> int:
+    """Where the flags of a command line begin, after the script and its words."""
+    return next(place for place, word in enumerate(line) if word.startswith("--"))
+
+
 def check_args(folder: Path, line: list[str]) -> None:
     """End the program if a run was made with other arguments than a command line has.
 
     A flag that the script got after the run was made counts as left at its default.
     """
-    saved = json.loads((folder / "args.json").read_text())["args"]
-    script = importlib.import_module(Path(line[0]).stem)
-    asked = dataclasses.asdict(tyro.cli(script.Args, args=line[1:]))
+    record = json.loads((folder / "args.json").read_text())
+    saved, script = record["args"], importlib.import_module(record["script"])
+    asked = dataclasses.asdict(tyro.cli(script.Args, args=line[flags_at(line) :]))
     asked |= {"runs_dir": saved.get("runs_dir"), "run_name": saved.get("run_name")}
     for name, value in asked.items():
         was = saved.get(name, value)
         if name not in RESUMABLE and was != value:
             raise SystemExit(f"error: {folder} was made with {name}={was}, not {value}: move it")
     had, total = saved["total_timesteps"], asked["total_timesteps"]
-    if had > total or (had < total and (saved.get("anneal_beta") or "dqn" in line[0])):
+    if had > total or (
+        had < total and (saved.get("anneal_beta") or record["script"] == "dqn_sofe")
+    ):
         raise SystemExit(  # epsilon of DQN falls over a share of the steps
             f"error: {folder} was made for {had} steps, not {total}, and that is part of its "
             f"schedules or results: move it"
@@ -184,7 +191,7 @@ def command_for(name: str, line: list[str], runs: Path) -> list[str] | None:
         return None
     if (folder / "checkpoint.pt").exists():
         rest = ["--resume", str(folder), "--total-timesteps", total]
-        return [sys.executable, line[0], *rest]
+        return [sys.executable, *line[: flags_at(line)], *rest]
     if folder.exists():
         print(f"{name} ended before its first checkpoint: it is started anew", flush=True)
         shutil.rmtree(folder)

@@ -254,13 +254,19 @@ def test_counts_do_not_wrap():
     assert phi[0, 0, 0, 1].item() == pytest.approx(301**-0.5)
 
 
+@pytest.mark.parametrize("network", ["cnn", "mlp"])
 @pytest.mark.parametrize("bonus", ["sqrt", "salesman", "smax"])
-def test_the_reward_is_a_function_of_what_the_agent_sees(bonus):
+def test_the_reward_is_a_function_of_what_the_agent_sees(bonus, network):
     """From phi as the network sees it and s', the statistics and the bonus can be had back."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(0, 30, (4, 6, 6), generator=generator)
     tables, cells = torch.arange(4), torch.randint(0, 6, (4, 2), generator=generator)
-    phi = augment(counts, tables, Args(augment=True, bonus=bonus)).double()
+    phi = augment(counts, tables, Args(augment=True, bonus=bonus, network=network)).double()
+    assert phi.min() >= 0 and phi.max() <= 1
+    if network == "mlp":  # no longer than a one-hot observation
+        lengths = phi.flatten(1).norm(dim=1)
+        assert lengths.min() > 0.1 and lengths.max() <= 1
+        phi *= phi[0].numel() ** 0.5
     if bonus == "smax":
         mu = SIGMA_FLOOR**2 * phi[:, 0] / (1 - phi[:, 0])
         total = counts.sum((1, 2), keepdim=True)  # any total gives the same mean
@@ -268,7 +274,6 @@ def test_the_reward_is_a_function_of_what_the_agent_sees(bonus):
     else:
         rebuilt = phi[:, 0] ** -2 - 1
     assert torch.allclose(rebuilt, counts.double(), atol=1e-3)
-    assert phi.min() >= 0 and phi.max() <= 1
     rebuilt = rebuilt.round().long()
     expected = compute_bonus(counts, tables, cells, bonus)
     assert torch.equal(compute_bonus(rebuilt, tables, cells, bonus), expected)

@@ -140,7 +140,7 @@ def test_a_finished_run_is_left_alone_and_a_broken_one_goes_on(tmp_path, scripts
 def test_a_run_without_a_map_is_finished_after_its_last_evaluation(tmp_path):
     line = ["impala_e3b_sofe.py", "--total-timesteps", "100"]
     (tmp_path / "run").mkdir()
-    args = '{"args": {"total_timesteps": 100}}'
+    args = '{"script": "impala_e3b_sofe", "args": {"total_timesteps": 100}}'
     for file, text in (("args.json", args), ("updates.csv", "step\n50\n100\n")):
         (tmp_path / "run" / file).write_text(text)
     (tmp_path / "run" / "checkpoint.pt").touch()
@@ -148,6 +148,17 @@ def test_a_run_without_a_map_is_finished_after_its_last_evaluation(tmp_path):
     assert "--resume" in experiments.command_for("run", line, tmp_path)
     (tmp_path / "run" / "evals.csv").write_text("step,greedy_return\n50,1\n100,1\n")
     assert experiments.command_for("run", line, tmp_path) is None
+
+
+def test_a_run_goes_on_with_the_words_before_its_flags(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    record = {"script": "ppo_sofe", "args": {"total_timesteps": 32, "num_envs": 8}}
+    (tmp_path / "run" / "args.json").write_text(json.dumps(record))
+    line = ["paper/ablation_encoding.py", "worker", "log", "--num-envs", "8"]
+    line += ["--total-timesteps", "32"]
+    command = experiments.command_for("run", line, tmp_path)
+    assert command[1:5] == [*line[:3], "--resume"] and command[-1] == "32"
 
 
 def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_here):
@@ -176,7 +187,7 @@ def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_
 def test_a_run_with_other_arguments_is_not_taken(tmp_path, saved, flags, message):
     line = ["impala_e3b_sofe.py", *flags]
     line += [] if "--total-timesteps" in flags else ["--total-timesteps", "200"]
-    saved = {"args": {"total_timesteps": 100} | saved}
+    saved = {"script": "impala_e3b_sofe", "args": {"total_timesteps": 100} | saved}
     (tmp_path / "args.json").write_text(json.dumps(saved))
     if message is None:
         return experiments.check_args(tmp_path, line)
@@ -189,7 +200,8 @@ def test_a_run_with_other_arguments_is_not_taken(tmp_path, saved, flags, message
 )
 def test_a_run_whose_schedule_ends_with_it_is_not_made_longer(tmp_path, line):
     """The arms of a figure would have had different schedules."""
-    saved = {"args": {"total_timesteps": 100, "anneal_beta": "--anneal-beta" in line}}
+    args = {"total_timesteps": 100, "anneal_beta": "--anneal-beta" in line}
+    saved = {"script": Path(line[0]).stem, "args": args}
     (tmp_path / "args.json").write_text(json.dumps(saved))
     experiments.check_args(tmp_path, [*line, "--total-timesteps", "100"])
     with pytest.raises(SystemExit, match="made for 100 steps, not 200"):
