@@ -410,8 +410,7 @@ def main(args: Args) -> dict[str, float]:
                 if args.counts == "episodic":
                     counts[ended] = 0
                 visit(counts, table_ids[ended], to_device(info["cell"][ended]))
-            next_obs = to_device(env_obs)
-            next_phi = augment(counts, table_ids, args)
+            next_obs, next_phi = to_device(env_obs), augment(counts, table_ids, args)
 
         values[T] = agent(next_obs, next_phi)[1].detach()
         rewards = args.ext_coef * ext_rewards + int_rewards  # (T, N)
