@@ -311,6 +311,12 @@ def recorded(monkeypatch, tmp_path):
     return run
 
 
+def phi_of(visits, bonus, shape):
+    """As a dense layer gets it, see --network in TINY."""
+    phi = slow_phi(visits, bonus, shape)
+    return phi / phi.size**0.5
+
+
 def expected_transitions(log, bonus, counts, beta):
     """A list of what each env did in each step, from positions, and what the network was shown."""
     shape = (5, 5)
@@ -327,7 +333,7 @@ def expected_transitions(log, bonus, counts, beta):
             value = beta * slow_bonus(tables[env], tuple(cells[env]), bonus, shape)
             exact = np.float32(paid[env]) + (beta * log.bonuses[t][env]).numpy()
             assert exact - paid[env] == pytest.approx(value, abs=2e-4)
-            assert phi[env].numpy() == pytest.approx(slow_phi(tables[env], bonus, shape), abs=1e-6)
+            assert phi[env].numpy() == pytest.approx(phi_of(tables[env], bonus, shape), abs=1e-6)
             transitions.append({"reward": exact, "action": actions[env]})
             transitions[-1] |= {"obs": obs[env], "phi": phi[env], "terminated": terminated[env]}
             transitions[-1] |= {"ended": ended[env], "next_obs": next_obs[env]}
@@ -335,7 +341,7 @@ def expected_transitions(log, bonus, counts, beta):
             tables[env][tuple(cells[env])] += 1
         for env in np.flatnonzero(ended):
             transitions[env - N]["next_obs"] = info["final_obs"][env]
-            transitions[env - N]["next_phi"] = slow_phi(tables[env], bonus, shape)
+            transitions[env - N]["next_phi"] = phi_of(tables[env], bonus, shape)
         for env in np.flatnonzero(ended):
             if counts == "episodic":
                 tables[env] = Counter()
@@ -344,7 +350,7 @@ def expected_transitions(log, bonus, counts, beta):
             if t + 1 < len(log.acted):  # exactly what the next action was taken on
                 transitions[env - N]["next_phi"] = log.acted[t + 1][1][env].numpy()
             else:
-                transitions[env - N]["next_phi"] = slow_phi(tables[env], bonus, shape)
+                transitions[env - N]["next_phi"] = phi_of(tables[env], bonus, shape)
     return transitions
 
 
@@ -504,7 +510,7 @@ def test_in_a_counter_the_next_observation_is_one_more(monkeypatch, tmp_path, dt
     # phi is the map of where the episode has been, one cell longer after each step
     for maps, last in ((joined["phi"], at), (joined["next_phi"], at + 1)):
         visited = torch.arange(6) <= (last[:, :1] - offset)
-        assert torch.allclose(maps.flatten(1), torch.where(visited, 0.5**0.5, 1.0))
+        assert torch.allclose(maps.flatten(1), torch.where(visited, 0.5**0.5, 1.0) / 6**0.5)
     zero = joined["discounts"] == 0
     assert zero.any() and set((at[zero, 0] - offset).tolist()) == {4}
     assert set((at[joined["discounts"] == joined["discounts"].max(), 0] - offset).tolist()) == set(
