@@ -336,7 +336,7 @@ def test_the_bonus_is_that_of_the_other_scripts():
         assert ours.dtype == theirs.dtype == torch.float32 and torch.equal(ours, theirs)
         assert (ours[::7] == 0).all() and ours.any() == (bonus != "none")
         for augment in (False, True):
-            args = SimpleNamespace(bonus=bonus, augment=augment)
+            args = SimpleNamespace(bonus=bonus, augment=augment, network="cnn")
             assert torch.equal(*(x.augment(counts, ids, args) for x in SCRIPTS))
     tables = [counts.clone(), counts.clone()]
     for script, table in zip(SCRIPTS, tables, strict=True):
