@@ -100,7 +100,7 @@ class Args:
     max_grad_norm: float = 0.5
     """largest global norm of the gradient"""
     network: Literal["cnn", "mlp"] = "cnn"
-    """cnn: the paper's towers; mlp: a tower is one linear layer and ReLU, for DeepSea"""
+    """cnn: the paper's towers; mlp: one linear layer each, phi of length 1 at most, for DeepSea"""
     channels: int = 64
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
