@@ -1,0 +1,115 @@
+"""The numbers of the README's result tables are those of the CSV files in paper/results/."""
+
+import csv
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text().splitlines()
+ARMS = {"SOFE": "sofe", "with SOFE": "sofe", "without": "plain"}
+
+
+def readme_table(header: str) -> list[list[str]]:
+    """The cells of the rows below a header that begins so."""
+    start = next(k for k, line in enumerate(README) if line.startswith(header))
+    lines = takewhile(lambda line: line.startswith("|"), README[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def results(name: str) -> list[dict[str, str]]:
+    with open(ROOT / "paper" / "results" / f"{name}.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def curves(name: str, column: str = "coverage", **chosen: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (bins,) and the curves (seeds, bins) of one arm."""
+    rows = [row for row in results(name) if all(row[key] == chosen[key] for key in chosen)]
+    steps = sorted({int(row["step"]) for row in rows})
+    values = np.array([float(row[column]) for row in rows]).reshape(-1, len(steps))
+    return np.array(steps), values
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split(", ")]
+
+
+def agree(text: str, values) -> None:
+    """What is written is the value rounded to its digits; the CSV files are rounded themselves."""
+    assert numbers(text) == pytest.approx(np.atleast_1d(values), abs=0.00501)
+
+
+@pytest.mark.parametrize(
+    "row", readme_table("| bonus | arm | at 200k"), ids=lambda r: "-".join(r[:2])
+)
+def test_coverage_of_ppo(row):
+    steps, coverage = curves("coverage_ppo_maze1", bonus=row[0], arm=ARMS[row[1]])
+    for text, step in zip(row[2:5], (200_000, 300_000, 500_000), strict=True):
+        agree(text, coverage[:, steps == step].mean(0))
+    agree(row[5], coverage.mean(1))
+
+
+@pytest.mark.parametrize(
+    "row", readme_table("| algorithm | arm | at 200k"), ids=lambda r: "-".join(r[:2])
+)
+def test_coverage_of_a2c_and_dqn(row):
+    steps, coverage = curves(f"coverage_{row[0].lower()}_maze1", bonus="sqrt", arm=ARMS[row[1]])
+    for text, step in zip(row[2:5], (200_000, 300_000, 500_000), strict=True):
+        agree(text, coverage[:, steps == step].mean(0))
+    agree(row[5], coverage[:, -1])
+    agree(row[6], coverage.mean(1))
+
+
+def test_goal_reaching():
+    rows = results("goal_reaching")
+    columns = ("sampled_success", "without_goal", "greedy_success")
+    for row, column in zip(readme_table("| share of goals reached"), columns, strict=True):
+        seeds = [
+            np.mean([float(r[column]) for r in rows if r["seed"] == seed])
+            for seed in ("1", "2", "3")
+        ]
+        agree(row[1], seeds)
+
+
+@pytest.mark.parametrize("row", readme_table("| bonus | SOFE | without |"), ids=lambda r: r[0])
+def test_coverage_of_the_3d_map(row):
+    for text, arm in zip(row[1:], ("sofe", "plain"), strict=True):
+        agree(text, curves("coverage_sac_godot", bonus=row[0], arm=arm)[1][:, -1])
+
+
+def deepsea(algorithm: str, arm: str, size: str) -> list[dict[str, str]]:
+    rows = results(f"table_deepsea_{algorithm}")
+    return [row for row in rows if row["arm"] == arm and row["size"] == size]
+
+
+def test_seeds_that_solve_deepsea():
+    """The counts, and the least and the most episodes to 0.95."""
+    algorithm = ""
+    for row in readme_table("| algorithm | size | SOFE"):
+        algorithm = row[0].split(",")[0] or algorithm
+        name = {"PPO with LSTM": "ppo_lstm"}.get(algorithm, algorithm.lower())
+        for arm, count, episodes in (("sofe", row[2], row[4]), ("plain", row[3], row[5])):
+            seeds = deepsea(name, arm, row[1])
+            solved = sum(float(seed["greedy_return"]) >= 0.95 for seed in seeds)
+            assert count == f"{solved} of {len(seeds)}", row
+            reached = [int(seed["episodes_to_0.95"]) for seed in seeds if seed["episodes_to_0.95"]]
+            for extreme in (min, max):
+                assert f"{extreme(reached):,}" in episodes, row
+            assert ("never" in episodes) == (len(reached) < len(seeds)), row
+
+
+@pytest.mark.parametrize("row", readme_table("| A2C | 10 | 14 |")[:2], ids=lambda r: r[0])
+def test_returns_of_a2c_in_deepsea(row):
+    for text, size in zip(row[1:], ("10", "14", "20", "24", "30"), strict=True):
+        returns = [float(seed["greedy_return"]) for seed in deepsea("a2c", ARMS[row[0]], size)]
+        agree(text, np.mean(returns))
+
+
+def test_success_of_e3b():
+    (row,) = readme_table("| no bonus | E3B | E3B, diagonal")
+    assert row[0] == "0.00 in all seeds"
+    for text, arm in zip(["0, 0, 0", *row[1:4]], ("none", "e3b", "diagonal", "full"), strict=True):
+        steps, success = curves("e3b_multiroom", "success", arm=arm)
+        agree(text, success[:, steps > 0.9 * steps[-1]].mean(1))
