@@ -1,14 +1,15 @@
 """State-entropy maximisation in Maze 2, with and without SOFE. [SOFE fig:sofe_smax]
 
-    python paper/fig_smax.py --small      # 12 runs of 500,000 steps
+    python paper/fig_smax.py --small      # PPO, 6 runs of 500,000 steps
+    python paper/fig_smax.py --small --algorithm a2c     # or dqn, ppo_lstm
     python paper/fig_smax.py --paper      # the paper's network and hyperparameters, for a GPU
 
 Reward-free, the S-Max bonus, whose Gaussian is fitted to the cells of the episode; the arms differ
 in --augment alone, which shows its mean and deviation. The paper does not say which algorithm its
-figure is of: here PPO and A2C. Drawn is, as there, the share of the reachable cells that an episode
-visits, over training; the grey lines are a random walk and an explorer that knows the map and
-always walks to the nearest unvisited cell. Writes paper/results/smax_maze2.csv and
-paper/figures/smax_maze2.png.
+figure is of. Drawn is, as there, the share of the reachable cells that an episode visits, over
+training; the grey lines are a random walk and an explorer that knows the map and always walks to
+the nearest unvisited cell. Writes paper/results/smax_ALGORITHM.csv and the figure of that name in
+paper/figures/.
 """
 
 from experiments import (
@@ -31,7 +32,7 @@ from experiments import (
 from common.mazes import full_knowledge_coverage, random_walk_coverage
 
 MAZE = "Maze2-v0"
-ALGORITHMS = ("ppo", "a2c")
+CHOICES = {"algorithm": ("ppo", "a2c", "dqn", "ppo_lstm")}
 SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
     "smoke": (SMOKE, 80, 1, 8),
     "small": (SMALL, 500_000, 3, 1000),
@@ -40,7 +41,8 @@ SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
 
 
 def main():
-    args = parse_size(__doc__)
+    args = parse_size(__doc__, **CHOICES)
+    algorithm = args.algorithm
     flags, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
@@ -48,7 +50,6 @@ def main():
         (algorithm, arm): [
             f"{prefix}smax-{algorithm}-{MAZE}-{arm}-seed{seed}" for seed in range(1, seeds + 1)
         ]
-        for algorithm in ALGORITHMS
         for arm in ARMS
     }
 
@@ -62,17 +63,16 @@ def main():
     launch(jobs_of(runs, line_of), args.jobs)
     edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 15)
     committed = args.size != "smoke" and not args.seeds
-    path, picture = write_curves(f"{prefix}smax_maze2", edges, curves, committed, "algorithm")
+    path, picture = write_curves(f"{prefix}smax_{algorithm}", edges, curves, committed, "algorithm")
     caption = (
-        f"S-Max bonus, {MAZE}, reward-free, {setting(args.size, seeds, steps)}; arms differ in "
-        f"--augment. {command_of('fig_smax.py', args)}"
+        f"{LABELS[algorithm]}, {MAZE}, reward-free, {setting(args.size, seeds, steps)}; arms "
+        f"differ in --augment. {command_of('fig_smax.py', args, **CHOICES)}"
     )
     lines = {
         "full knowledge": full_knowledge_coverage(MAZE, limit)[-1],
         "random walk": random_walk_coverage(MAZE, limit)[-1],
     }
-    labelled = {(LABELS[algorithm], arm): array for (algorithm, arm), array in curves.items()}
-    draw_curves(picture, edges, labelled, lines, caption, title="{}, S-Max bonus")
+    draw_curves(picture, edges, curves, lines, caption, title="S-Max bonus")
     print_last(edges, curves)
     print(f"wrote {path} and {picture}")
 

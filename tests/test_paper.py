@@ -38,7 +38,7 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
         2 * 2 * 4,
     ),
     ("fig_heatmaps.py", [], "heatmaps_a2c", None),
-    ("fig_smax.py", [], "smax_maze2", 2 * 2 * 4),
+    ("fig_smax.py", ["--algorithm", "a2c"], "smax_a2c", 2 * 4),
     ("fig_sparse.py", [], "sparse_ppo", 3 * 4),
     (
         "fig_sparse.py",
