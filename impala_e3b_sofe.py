@@ -7,14 +7,13 @@ a function of what it sees (the diagonal: in part): see `visit` and `augment`.
 
     python impala_e3b_sofe.py --augment diagonal                 # MiniHack-MultiRoom-N6 with SOFE
     python impala_e3b_sofe.py                                    # the same bonus without SOFE
-The defaults are the published settings, for a GPU; docs/impala_e3b_sofe.md has a CPU setting, and
-lists all deviations from the published code.
+The defaults are those published, for a GPU; a CPU setting and deviations: docs/impala_e3b_sofe.md.
 
 Sources; [SOFE x] is the label x of the paper, other tags name a section, figure or equation
-    [SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
-    [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, and its code
-    [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
-    [ICM]     Pathak et al. 2017; [RND] Burda et al. 2018; both with the settings of [E3B]
+  [SOFE]   Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
+  [E3B]    Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, and its code
+  [IMPALA] Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
+  [ICM]    Pathak et al. 2017; [RND] Burda et al. 2018; both with the settings of [E3B]
 
 Order of events in a step: act on (obs, phi_t); step; pay for the true s' from the ellipsoid before
 it, then add it; where an episode ended, a new ellipsoid with s_0; only then phi_{t+1}. A time limit
@@ -123,14 +122,15 @@ class Args:
 
     def __post_init__(self):
         sofe, full, d = self.augment != "none", self.augment == "full", self.embedding_dim
-        least = 2**5 if self.pool_stride == 2 else 5 + 1  # five poolings leave one pixel
+        # Five poolings leave a pixel of C^-1; psi, less its mean, is not 0.
+        least = (32 if self.pool_stride == 2 else 6) if full else 1 + (self.bonus == "e3b")
         runs.check_args(
             self,
             "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma "
             "penalty_step num_workers",
             "gamma",
             ("--augment and --bonus: only e3b has an ellipsoid", sofe and self.bonus != "e3b"),
-            (f"--embedding-dim: {least} or more for --augment full", full and d < least),
+            (f"--embedding-dim: {least} or more for this --bonus and --augment", d < least),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
         )
 
@@ -427,6 +427,7 @@ def evaluate(agent, explorer, args):
     return metrics
 
 
+@runs.in_one_line(minihack.WorkerError)
 def main(args: Args) -> dict[str, float]:
     args = runs.resume_args(args, "impala_e3b_sofe")
     device = runs.set_up(args)  # seeds and threads as well
@@ -441,13 +442,12 @@ def main(args: Args) -> dict[str, float]:
     if args.bonus != "none":
         kind = partial(torch.optim.Adam, lr=args.learning_rate) if args.bonus == "e3b" else rmsprop
         optimizers["explorer_optimizer"] = kind(explorer.parameters())
-    episode_bonus, running_std = torch.zeros(N, device=device), e3b.RunningStd()
+    episode_bonus, std = torch.zeros(N, device=device), e3b.RunningStd()
     lock = threading.Lock()  # of the learner's weights, which the actor copies
     collect = partial(actor.collect, agent, explorer, lock)
     rollouts = runs.Producer(collect, threaded=not args.sync, source=actor)  # starts at `get`
-    kept = dict(agent=agent, explorer=explorer, actor=rollouts, bonus=episode_bonus)
-    kept |= dict(std=running_std) | optimizers
-    run = runs.Run(args, "impala_e3b_sofe", None, kept, more=("success",))
+    kept = dict(agent=agent, explorer=explorer, actor=rollouts, bonus=episode_bonus, std=std)
+    run = runs.Run(args, "impala_e3b_sofe", None, kept | optimizers, more=("success",))
     global_step, num_iterations = run.start_step, -(-args.total_timesteps // B)  # rounded up
     try:
         if args.resume is None:
@@ -457,7 +457,7 @@ def main(args: Args) -> dict[str, float]:
             rollout = rollouts.get(partial(run.crash, "the actor"))
             explorer_loss, raw_bonus = explorer(rollout)
             # E3B's is divided by its running deviation, over all steps of all envs.
-            deviation = running_std.update(raw_bonus) if args.bonus == "e3b" else 1.0
+            deviation = std.update(raw_bonus) if args.bonus == "e3b" else 1.0
             int_rewards = args.beta * WEIGHTS[args.bonus] * raw_bonus / deviation
             rewards = args.ext_coef * rollout["ext_rewards"] + int_rewards
             terms = backward(agent, rollout, rewards.clamp(-1, 1), args)
@@ -479,9 +479,9 @@ def main(args: Args) -> dict[str, float]:
                     run.log_episodes(global_step + (t + 1) * N, info, ended, bonuses)
                     episode_bonus[ended] = 0
             global_step += B
+            terms["explorer_loss"] = explorer_loss
             losses = {f"losses/{k}": x for k, x in terms.items()}
-            losses |= {"losses/explorer_loss": explorer_loss, "explore/bonus": int_rewards.mean()}
-            losses["explore/raw_bonus"] = raw_bonus.mean()  # without beta, weight and deviation
+            losses |= {"explore/bonus": int_rewards.mean(), "explore/raw_bonus": raw_bonus.mean()}
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
             run.log_times(global_step, actor.clock.seconds | {"learner_waits": rollouts.waited})
             due = args.eval_every and global_step % args.eval_every < B  # once per eval_every
@@ -490,8 +490,8 @@ def main(args: Args) -> dict[str, float]:
         run.checkpoint(global_step, write=True)
         metrics = evaluate(agent, explorer, args) if args.eval_episodes else {}
     finally:
-        rollouts.close()
-        envs.close()
+        if rollouts.close():  # else the actor is still in a step of theirs
+            envs.close()
     run.finish(global_step, metrics)
     return metrics
 

@@ -93,7 +93,7 @@ class Args:
     channels: int = 64
     """channels of each convolution of a tower (64: the paper; 16: the CPU setting)"""
     embedding_dim: int = 512
-    """features that a tower ends in (512: the paper; 128: the CPU setting)"""
+    """features that a tower ends in (512: the paper; 64: the CPU setting)"""
     hidden_dim: int = 256
     """units of each of the two layers between the towers and an output"""
     # Exploration bonus

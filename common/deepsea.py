@@ -96,7 +96,7 @@ class DeepSeaVecEnv(gym.vector.VectorEnv):
     def advance(self, actions: np.ndarray):
         """One step of every env without the autoreset: rewards (N,) and terminations (N,)."""
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or ((actions < 0) | (actions > 1)).any():
+        if actions.shape != (self.num_envs,) or not np.isin(actions, (0, 1)).all():
             raise ValueError(f"actions must be ({self.num_envs},) integers in 0..1, got {actions}")
         right = actions == self.right[self.rows, self.columns]
         rewards = ((self.columns == self.size - 1) & right) - right * (MOVE_COST / self.size)

@@ -32,6 +32,7 @@ class Ellipsoids:
 
     inv_cov    (N, d, d) float32   C^-1 in the dense form, else of length 0
     factors    (N, K, d) float32   the vectors v in the factored form; K grows with the episodes
+    diagonals  (N, d) float32      the diagonals of C^-1 in the factored form, else of length 0
     updates    (N,) list of int    how many updates each env has had since its reset
     form       dense or factored
 
@@ -59,6 +60,8 @@ class Ellipsoids:
         """
         if num_envs < 1 or dim < 1 or not ridge > 0:
             raise ValueError("num_envs, dim and ridge must be greater than 0")
+        if form not in ("auto", "dense", "factored"):
+            raise ValueError(f"form is auto, dense or factored, not {form!r}")
         self.num_envs, self.dim, self.ridge = num_envs, dim, ridge
         self.device = torch.device(device)
         if form == "auto":
@@ -90,7 +93,7 @@ class Ellipsoids:
         """
         env_ids, embedding = self._ids(env_ids, embedding), self._own(embedding)
         if self.device.type != "cpu" and self.form == "dense":
-            everyone = len(env_ids) == self.num_envs
+            everyone = env_ids == list(range(self.num_envs))
             inv_cov = self.inv_cov if everyone else self.inv_cov[env_ids]
             return torch.bmm(inv_cov, embedding.unsqueeze(2)).squeeze(2)
         # Matrix after matrix is faster on a CPU than a batch of them.
@@ -118,7 +121,7 @@ class Ellipsoids:
         elif self.device.type == "cpu":
             for i, row in zip(env_ids, v, strict=True):
                 self.inv_cov[i].addr_(row, row, alpha=-1)
-        elif len(env_ids) == self.num_envs:
+        elif env_ids == list(range(self.num_envs)):
             self.inv_cov.baddbmm_(v.unsqueeze(2), v.unsqueeze(1), alpha=-1)
         else:
             self.inv_cov[env_ids] -= v.unsqueeze(2) * v.unsqueeze(1)
@@ -239,9 +242,11 @@ class RunningStd:
         self.moments = torch.zeros(3, dtype=torch.float64)  # how many, their sum, sum of squares
 
     def update(self, x: Tensor) -> float:
-        """Take in x, of any shape; return the deviation with x, at least 1e-4."""
+        """Take in x, of any shape; return the deviation with x, at least 1e-4; of one number 1."""
         x = x.detach().cpu().double()
         self.moments += torch.stack([torch.tensor(x.numel()), x.sum(), x.square().sum()])
+        if self.moments[0] < 2:
+            return 1.0
         mean, mean_square = self.moments[1:] / self.moments[0]
         return max((mean_square - mean**2).clamp(min=0).sqrt().item(), 1e-4)
 

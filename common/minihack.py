@@ -304,6 +304,10 @@ def serve(connection_fd: int, memory_fd: int, num_envs: int, folder: str) -> Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class WorkerError(RuntimeError):
+    """A worker process died, fell silent or failed; one line says which and how."""
+
+
 class Worker:
     """The process that plays the games of the envs first, ..., first + count - 1."""
 
@@ -337,7 +341,7 @@ class Worker:
     def receive(self) -> Any:
         # Not one long wait: a stopped process would find its time over when it is continued.
         if not any(self.connection.poll(1.0) for _ in range(DEAD_AFTER)):
-            raise RuntimeError(f"{self.name} has not answered for {DEAD_AFTER} s")
+            raise WorkerError(f"{self.name} has not answered for {DEAD_AFTER} s")
         try:
             status, answer = self.connection.recv()
         except (EOFError, OSError):
@@ -345,11 +349,11 @@ class Worker:
                 self.process.wait(5)
             status = self.process.returncode
             how = f"signal {-status}" if status and status < 0 else f"exit status {status}"
-            raise RuntimeError(f"{self.name} died ({how}); its games are lost") from None
+            raise WorkerError(f"{self.name} died ({how}); its games are lost") from None
         if status in ("ModuleNotFoundError", "ValueError"):
             raise (ModuleNotFoundError if status == "ModuleNotFoundError" else ValueError)(answer)
         if status != "done":
-            raise RuntimeError(f"{self.name} failed: {status}: {answer}")
+            raise WorkerError(f"{self.name} failed: {status}: {answer}")
         return answer
 
 

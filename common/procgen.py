@@ -124,7 +124,7 @@ class ProcgenVecEnv(gym.vector.VectorEnv):
             from procgen import ProcgenGym3Env
         self.close_extras()
         try:
-            self.games = ProcgenGym3Env(rand_seed=seed, **self.settings)
+            self.games = ProcgenGym3Env(rand_seed=seed % 2**31, **self.settings)
         except OSError as error:
             raise ModuleNotFoundError(f"Procgen cannot be loaded ({error}): {LIBRARIES}") from None
 

@@ -11,6 +11,8 @@ A run's folder holds
     events.*         the same for TensorBoard, and the speed
     checkpoint.pt    everything needed to go on; tensors and plain values only
     visits.png       how often each cell of the map was visited in the run, where there is one map
+    traceback.txt    of an error that ended the run
+    lock             the process that the run belongs to, while it is going on
     *.gif            with --capture-video
 
 `Run.checkpoint` is called where the state is complete, at the top of each iteration. It keeps the
@@ -23,6 +25,7 @@ import contextlib
 import csv
 import ctypes
 import dataclasses
+import errno
 import importlib.util
 import io
 import json
@@ -216,12 +219,16 @@ def check_training_memory(networks: list[torch.nn.Module], device: torch.device)
 
     networks   on any device, best on "meta", where they take none
     Counted are, of every weight, the learner's and the actor's, its gradient, one number of the
-    optimizer's state and one of its step; on a CPU also weight and state in the last checkpoint,
-    which is kept in memory. What a rollout takes is not.
+    optimizer's state and one of its step; and in the computer's memory weight and state in the
+    last checkpoint, which is kept there, and in the next. What a rollout takes is not.
     """
-    copies = 5 if device.type == "cuda" else 7
     numbers = sum(weight.numel() for network in networks for weight in network.parameters())
-    check_memory("training of the networks", 4 * copies * numbers, device)
+    on_device, in_checkpoints = 5, 4
+    if device.type == "cuda":
+        check_memory("training of the networks", 4 * on_device * numbers, device)
+        check_memory("checkpoints of it", 4 * in_checkpoints * numbers, torch.device("cpu"))
+    else:
+        check_memory("training of the networks", 4 * (on_device + in_checkpoints) * numbers, device)
 
 
 def to_tensors(state: Any) -> Any:
@@ -320,12 +327,14 @@ class Producer:
         """A result and the state after it, or an exception and None."""
         try:
             return self.function(), self.source.get_state()
-        except Exception as error:
+        except BaseException as error:
+            if self._thread is None and not isinstance(error, Exception):
+                raise  # a signal, or an end that somebody else has announced
             return error, None
 
     def _produce(self) -> None:
         result = None, None
-        while not self._stop.is_set() and not isinstance(result[0], Exception):
+        while not self._stop.is_set() and not isinstance(result[0], BaseException):
             result = self._try()
             while not self._stop.is_set():
                 with contextlib.suppress(queue.Full):
@@ -339,7 +348,7 @@ class Producer:
             self._thread.start()
         result, state = self._try() if self._thread is None else self._results.get()
         self.waited += time.perf_counter() - since
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             on_error(result)
         self._state = state
         return result
@@ -351,11 +360,13 @@ class Producer:
         self.source.set_state(state)
         self._state = state
 
-    def close(self) -> None:
-        """Wait until the function has returned, 10 seconds at most."""
+    def close(self) -> bool:
+        """Wait until the function has returned, 10 seconds at most; whether it has."""
         self._stop.set()
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join(10)
+        if self._thread is None or self._thread.ident is None:
+            return True
+        self._thread.join(10)
+        return not self._thread.is_alive()
 
 
 class GifRecorder(VectorWrapper):
@@ -575,8 +586,11 @@ class Run:
         except OSError as error:
             self.finished = True  # there is no use in writing more
             self._let_go()
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            remedy = ": make room" if full else ""
             kept = f"; continue with --resume {self.folder}" if self._saved() else ""
-            fail(f"cannot write to {self.folder} ({error.strerror}): make room{kept}")
+            reason = error.strerror or error
+            fail(f"cannot write to {self.folder} ({reason}){remedy}{kept}")
 
     def _saved(self) -> bool:
         return (self.folder / "checkpoint.pt").exists()
@@ -806,6 +820,8 @@ class Run:
             fail(f"{path} does not exist: the run ended before its first checkpoint; start it anew")
         except Exception as error:  # a damaged file can fail in any way
             reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
+            if isinstance(error, MemoryError | OSError) or "allocate memory" in str(error):
+                fail(f"{path} cannot be read ({reason}); mend that and start it again")
             fail(
                 f"{path} is damaged or no checkpoint of this project ({reason}); start the run anew"
             )
@@ -881,7 +897,10 @@ class Run:
         self._leave(f"error: {what}: {reason} ({self.folder / 'traceback.txt'})")
 
     def _let_go(self) -> None:
-        """Give back the signals and the folder."""
+        """Give back the signals and the folder, to which nothing is written any more."""
+        for file in self._files.values():
+            with contextlib.suppress(RuntimeError, OSError):  # a signal may come amid a write
+                file.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}

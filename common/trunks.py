@@ -4,7 +4,7 @@
 small one of IMPALA; all end before the LSTM, which is `EpisodeLSTM`. They take a dict of tensors
 that begin with M, as the vector environments give it.
 
-[SOFE]    Castanyer et al. 2024, Intrinsic Exploration by Creating Stationary Objectives
+[SOFE]    Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
 [E3B]     Henaff et al. 2022, Exploration via Elliptical Episodic Bonuses, appendix C.1.1
 [IMPALA]  Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL
 """

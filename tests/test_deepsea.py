@@ -118,6 +118,6 @@ def test_bad_input_is_named():
         DeepSeaVecEnv(1, 0)
     envs = DeepSeaVecEnv(2, 3)
     envs.reset()
-    for actions in ([2, 0], [0], [-1, 0]):
+    for actions in ([2, 0], [0], [-1, 0], [0.5, 0], [np.nan, 0]):
         with pytest.raises(ValueError, match="actions must be"):
             envs.step(np.array(actions))

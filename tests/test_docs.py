@@ -58,7 +58,7 @@ def test_a_flag_means_the_same_in_every_script(script):
     theirs = {"seed", "total_timesteps", "checkpoint_every", "eval_episodes", "learning_rate"}
     theirs |= {"num_steps", "gae_lambda", "norm_adv", "minibatch_size"}
     if script.stem == "sac_sofe_godot":  # no mazes, no DeepSea, no S-Max
-        theirs |= {"max_steps", "counts", "bonus"}
+        theirs |= {"max_steps", "counts", "bonus", "embedding_dim"}
     if script.stem == "impala_e3b_sofe":  # games of another kind, and bonuses
         theirs |= {"embedding_dim", "max_grad_norm", "env_id", "bonus", "augment", "beta"}
     own, first = import_module(script.stem).Args, ppo_sofe.Args

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -234,8 +235,22 @@ def test_embeddings_of_another_shape_are_refused(shape):
 
 @pytest.mark.parametrize("values", [(0, 4, 0.1), (1, 0, 0.1), (1, 4, 0.0), (1, 4, float("nan"))])
 def test_bad_sizes_are_refused(values):
+    with pytest.raises(ValueError, match="form is auto, dense or factored"):
+        Ellipsoids(2, 3, 0.1, form="Factored")
     with pytest.raises(ValueError, match="greater than 0"):
         Ellipsoids(*values)
+
+
+@pytest.mark.parametrize("ids", [[2, 0, 1], [1, 2], [0, 1, 2]], ids=str)
+def test_the_batched_form_of_an_accelerator_takes_the_envs_in_any_order(ids):
+    loop, batch = Ellipsoids(3, 5, 0.1), Ellipsoids(3, 5, 0.1)
+    batch.device = SimpleNamespace(type="cuda")  # its tensors stay on the CPU
+    batch._own = torch.Tensor.clone
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        psi = torch.randn((len(ids), 5), generator=generator)
+        assert torch.allclose(batch.update(psi, ids), loop.update(psi, ids), rtol=1e-4)
+    assert torch.allclose(batch.inv_cov, loop.inv_cov, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")

@@ -406,6 +406,7 @@ def test_icm_and_rnd_by_hand(bonus):
 
 
 def test_running_std():
+    assert impala_e3b_sofe.e3b.RunningStd().update(torch.tensor([[9.0]])) == 1
     rng, running = np.random.default_rng(0), impala_e3b_sofe.e3b.RunningStd()
     parts = [rng.exponential(size=(7, 5)) for _ in range(20)]
     for part in parts:
@@ -532,6 +533,32 @@ def test_an_actor_that_raises(tmp_path, monkeypatch, capfd, sync):
     impala_e3b_sofe.main(Args(resume=str(tmp_path / "run"), total_timesteps=48))
 
 
+def test_a_worker_that_dies_while_a_run_is_resumed_is_not_called_a_damaged_file(
+    tmp_path, monkeypatch
+):
+    train(tmp_path, num_workers=2)
+    set_state = minihack.MiniHackVecEnv.set_state
+
+    def dead(self, state):
+        for worker in self._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        set_state(self, state)
+
+    monkeypatch.setattr(minihack.MiniHackVecEnv, "set_state", dead)
+    with pytest.raises(SystemExit, match=r"^error: MiniHack worker 0 .* died \(signal 9\)"):
+        impala_e3b_sofe.main(Args(resume=str(tmp_path / "run"), total_timesteps=96))
+
+
+def test_environments_are_not_closed_under_an_actor_that_steps_them(tmp_path, monkeypatch):
+    closed, close = [], minihack.MiniHackVecEnv.close_extras
+    monkeypatch.setattr(
+        minihack.MiniHackVecEnv, "close_extras", lambda self, **kw: closed.append(1) or close(self)
+    )
+    monkeypatch.setattr(runs.Producer, "close", lambda self: False)
+    train(tmp_path, eval_episodes=0)
+    assert not closed
+
+
 def test_a_worker_that_is_killed(tmp_path, monkeypatch, capfd):
     step, calls, workers = minihack.MiniHackVecEnv.step, [], []
 
@@ -611,6 +638,8 @@ def test_ctrl_c_ends_the_command(tmp_path):
         (["--augment", "full", "--pool-stride", "1", "--embedding-dim", "5"], 2),
         (["--augment", "diagonal", "--bonus", "rnd"], 2),
         (["--pool-stride", "3"], 2),
+        (["--embedding-dim", "1"], 2),
+        (["--embedding-dim", "1", "--bonus", "rnd"], 0),
         (["--eval-every", "9", "--eval-episodes", "0"], 2),
         (["--ridge", "0"], 2),
         (["--gamma", "1.5"], 2),
@@ -642,9 +671,9 @@ def test_an_encoder_that_does_not_fit_ends_in_one_line(tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as end:
         train(tmp_path, **paper, phi_channels=8)
     assert psutil.Process().memory_info().rss - before < 2**30
-    # 8 * 507**2 * 1024 weights of the last layer, 7 copies of 4 bytes
-    assert re.search(r"needs 54\.\d GiB and 16\.0 GiB are free$", str(end.value.code))
-    assert "training of the networks: 56" in capsys.readouterr().out
+    # 8 * 507**2 * 1024 weights of the last layer, 9 copies of 4 bytes
+    assert re.search(r"needs 70\.\d GiB and 16\.0 GiB are free$", str(end.value.code))
+    assert "training of the networks: 72" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 

@@ -63,6 +63,11 @@ def test_a_reset_without_a_seed_goes_on_at_random_but_fixed(make):
     assert same(envs.reset()[0], second) and not same(envs.reset()[0], second)
 
 
+def test_a_seed_of_more_than_31_bits(make):
+    envs = make(1)
+    assert same(envs.reset(seed=2**31 + 5)[0], make(1).reset(seed=5)[0])
+
+
 def levels(envs, steps=1010):
     seen = []
     envs.reset(seed=1)

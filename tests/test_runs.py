@@ -382,6 +382,37 @@ def test_an_error_of_a_producer_reaches_the_caller_after_the_results_before_it(t
     producer.close()
 
 
+def test_a_program_that_ends_in_a_producers_thread_reaches_the_caller():
+    def function():
+        runs.fail("no room")
+
+    ended = []
+    producer = runs.Producer(function, True, Source())
+
+    def on_error(error):
+        ended.append(str(error))
+        raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        producer.get(on_error)
+    assert ended == ["error: no room"] and producer.close()
+    producer = runs.Producer(function, False, Source())
+    with pytest.raises(SystemExit, match="no room"):
+        producer.get(never)
+
+
+def test_closing_a_producer_tells_whether_its_function_has_returned(monkeypatch):
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, seconds: join(self, 0.1))
+    go_on = threading.Event()
+    producer = runs.Producer(lambda: go_on.wait(), True, Source())
+    producer._thread.start()
+    assert not producer.close()
+    go_on.set()
+    join(producer._thread, 10)
+    assert producer.close()
+
+
 def test_closing_a_producer_that_nobody_reads_or_that_never_ran_does_not_hang():
     producer = runs.Producer(lambda: 1, True, Source())
     producer.close()
@@ -426,7 +457,7 @@ def test_a_stopwatch_sums_the_laps_and_leaves_out_what_is_before_a_start(monkeyp
     assert clock.seconds == {"act": 5.0, "step": 2.0}
 
 
-@pytest.mark.parametrize(("free", "fits"), [(7 * 4 * 110, True), (7 * 4 * 110 - 1, False)])
+@pytest.mark.parametrize(("free", "fits"), [(9 * 4 * 110, True), (9 * 4 * 110 - 1, False)])
 def test_the_memory_of_training_is_checked_before_it_is_taken(monkeypatch, capsys, free, fits):
     monkeypatch.setattr(runs.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     with torch.device("meta"):

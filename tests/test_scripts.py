@@ -16,7 +16,7 @@ from run_files import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo_sofe
-from common import mazes
+from common import mazes, runs
 from ppo_sofe import Args
 
 ROOT = Path(__file__).parent.parent
@@ -480,6 +480,57 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         ends_with_one_line(shell(tmp_path, resume=folder), "checkpoint.pt", "damaged")
     path.unlink()
     ends_with_one_line(shell(tmp_path, resume=folder), "does not exist")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "allocate"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+    ],
+    ids=["memory", "allocator", "permission"],
+)
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, error, said):
+    def load(*args, **kwargs):
+        raise error
+
+    _, folder = train(tmp_path)
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(SystemExit) as end:
+        ppo_sofe.main(Args(resume=str(folder)))
+    message = str(end.value)
+    assert "cannot be read" in message and said in message and "anew" not in message
+
+
+def test_the_files_are_closed_before_the_folder_is_given_back(tmp_path, monkeypatch):
+    """Else the next run of the folder would cut them, and then get rows of this one."""
+    unlink, seen = Path.unlink, []
+
+    def look(self, **kwargs):
+        if self.name == "lock":
+            seen.append((self.parent / "updates.csv").read_text())
+        unlink(self, **kwargs)
+
+    def stop(self, *row):
+        log_update(self, *row)
+        signal.raise_signal(signal.SIGTERM)
+
+    log_update = runs.Run.log_update
+    monkeypatch.setattr(runs.Run, "log_update", stop)
+    monkeypatch.setattr(Path, "unlink", look)
+    with pytest.raises(SystemExit):
+        train(tmp_path)
+    assert len(seen) == 1 and seen[0].count("\n") == 2, seen
+
+
+def test_only_a_full_disk_asks_for_room(tmp_path, monkeypatch):
+    def write(self, *args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(runs.Run, "_write_whole", write)
+    with pytest.raises(SystemExit, match=r"cannot write to .* \(Permission denied\)$"):
+        train(tmp_path)
 
 
 def test_missing_packages_are_named(tmp_path):
