@@ -24,7 +24,7 @@ SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
     "smoke": dict.fromkeys(ALGORITHMS, ((4,), 1, 64)) | {"dqn": ((4,), 1, 128)},
     "small": {
         "ppo": (DEEPSEAS, 5, 20_000),
-        "a2c": (DEEPSEAS, 5, 10_000),
+        "a2c": (DEEPSEAS, 5, 20_000),
         "dqn": (DEEPSEAS, 5, {10: 6_000} | dict.fromkeys(DEEPSEAS[1:], 12_000)),
         "ppo_lstm": ((10, 20), 3, 10_000),
     },
@@ -57,7 +57,7 @@ def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -
         "ppo_lstm": [*ppo, "--num-minibatches", "2", "--lstm-size", "64"],
         "a2c": [
             *["--num-steps", str(n), "--norm-adv", "--gae-lambda", "0.95", "--log-every", "10"],
-            *["--ent-coef", "0.02", "--beta", "0.3", "--anneal-beta"],
+            *["--ent-coef", "0.05", "--beta", "0.3", "--anneal-beta"],
         ],
         "dqn": [
             *["--learning-rate", "0.001", "--minibatch-size", "128", "--train-frequency", "1"],
