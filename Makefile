@@ -18,10 +18,10 @@ run: $(VENV)/run
 		--channels 16 --embedding-dim 128 --total-timesteps 400000
 
 test: $(VENV)/dev engine
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/dev engine
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
