@@ -113,3 +113,12 @@ def test_success_of_e3b():
     for text, arm in zip(["0, 0, 0", *row[1:4]], ("none", "e3b", "diagonal", "full"), strict=True):
         steps, success = curves("e3b_multiroom", "success", arm=arm)
         agree(text, success[:, steps > 0.9 * steps[-1]].mean(1))
+
+
+@pytest.mark.parametrize("row", readme_table("| S-Max | at 200k"), ids=lambda row: row[0])
+def test_coverage_with_smax(row):
+    steps, coverage = curves("smax_ppo", algorithm="ppo", arm=ARMS[row[0]])
+    for text, step in zip(row[1:4], (200_000, 300_000, 500_000), strict=True):
+        agree(text, coverage[:, steps == step].mean(0))
+    agree(row[4], coverage[:, -1])
+    agree(row[5], coverage.mean(1))
