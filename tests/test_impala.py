@@ -549,14 +549,19 @@ def test_a_worker_that_dies_while_a_run_is_resumed_is_not_called_a_damaged_file(
         impala_e3b_sofe.main(Args(resume=str(tmp_path / "run"), total_timesteps=96))
 
 
-def test_environments_are_not_closed_under_an_actor_that_steps_them(tmp_path, monkeypatch):
-    closed, close = [], minihack.MiniHackVecEnv.close_extras
-    monkeypatch.setattr(
-        minihack.MiniHackVecEnv, "close_extras", lambda self, **kw: closed.append(1) or close(self)
-    )
-    monkeypatch.setattr(runs.Producer, "close", lambda self: False)
+@pytest.mark.parametrize("returned", [False, True])
+def test_environments_are_not_closed_under_an_actor_that_steps_them(
+    tmp_path, monkeypatch, returned
+):
+    def make_and_keep(*args):
+        OPEN.append(make_envs(*args))
+        return OPEN[-1]
+
+    make_envs = impala_e3b_sofe.make_envs
+    monkeypatch.setattr(impala_e3b_sofe, "make_envs", make_and_keep)
+    monkeypatch.setattr(runs.Producer, "close", lambda self: returned)
     train(tmp_path, eval_episodes=0)
-    assert not closed
+    assert OPEN[-1].closed == returned
 
 
 def test_a_worker_that_is_killed(tmp_path, monkeypatch, capfd):

@@ -298,7 +298,7 @@ def test_a_finished_run_can_be_evaluated_again(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tmp_path, number):
     settings = TINY | {
-        "total_timesteps": 2400,
+        "total_timesteps": 1600,
         "augment": True,
         "engine": "auto",
         "eval_episodes": 0,
