@@ -122,7 +122,7 @@ class Args:
 
     def __post_init__(self):
         sofe, full, d = self.augment != "none", self.augment == "full", self.embedding_dim
-        # Five poolings leave a pixel of C^-1; psi, less its mean, is not 0.
+        # Five poolings leave a pixel of C^-1; psi less its mean is 0 where it is one number.
         least = (32 if self.pool_stride == 2 else 6) if full else 1 + (self.bonus == "e3b")
         runs.check_args(
             self,
