@@ -1,10 +1,11 @@
 """How should the counts enter the network? Four encodings of the same table. [not in the paper]
 
-    python paper/ablation_encoding.py --small
+    python paper/ablation_encoding.py --small                     # Maze 1
+    python paper/ablation_encoding.py --small --task deepsea14
 
 SOFE with the sqrt bonus, everything else alike: Maze 1 reward-free with episodic counts, measured
 by the coverage of the last 100,000 of 300,000 steps, and DeepSea-14 with global counts, measured by
-the episodes until the greedy policy earns 0.95. Writes paper/results/ablation_encoding.csv.
+the episodes until the greedy policy earns 0.95. Writes paper/results/ablation_encoding_TASK.csv.
 
 The scripts have the winner built in, so a run of this file replaces `augment` of ppo_sofe.py:
 
@@ -13,7 +14,6 @@ The scripts have the winner built in, so a run of this file replaces `augment` o
 
 import sys
 
-import numpy as np
 import table_deepsea
 from experiments import RESULTS, RUNS, SMALL, SMOKE, launch, parse_size, read, write_csv
 
@@ -31,6 +31,7 @@ SIZES = {  # flags for the maze, steps in the maze, episodes in DeepSea, seeds
     "paper": ([], 10_000_000, 100_000, 6),
 }
 DEEPSEA_SIZE = 14
+TASKS = ("maze1", f"deepsea{DEEPSEA_SIZE}")
 
 
 def train_with(encoding: str, flags: list[str]) -> None:
@@ -44,47 +45,50 @@ def train_with(encoding: str, flags: list[str]) -> None:
     ppo_sofe.main(ppo_sofe.tyro.cli(ppo_sofe.Args, args=flags))
 
 
-def jobs(size: str, seeds: int, prefix: str) -> dict[str, list[str]]:
-    flags, steps, episodes, _ = SIZES[size]
-    maze = ["--env-id", "Maze1-v0", "--ext-coef", "0", *flags, "--total-timesteps", str(steps)]
-    deepsea = table_deepsea.flags(size, DEEPSEA_SIZE, episodes)
+def jobs(task: str, size: str, seeds: int, prefix: str) -> dict[str, list[str]]:
+    """Names and command lines of the runs."""
+    maze_flags, steps, episodes, _ = SIZES[size]
+    maze = ["--env-id", "Maze1-v0", "--ext-coef", "0", *maze_flags, "--total-timesteps", str(steps)]
+    flags = maze if task == "maze1" else table_deepsea.flags(size, DEEPSEA_SIZE, episodes)
     return {
-        f"{prefix}encoding-{place}-{encoding}-seed{seed}": [
+        f"{prefix}encoding-{task}-{encoding}-seed{seed}": [
             "paper/ablation_encoding.py", "worker", encoding,
-            "--bonus", "sqrt", "--augment", "--seed", str(seed), *line,
+            "--bonus", "sqrt", "--augment", "--seed", str(seed), *flags,
         ]
         for seed in range(1, seeds + 1)
-        for place, line in (("maze1", maze), ("deepsea14", deepsea))
         for encoding in ENCODINGS
     }  # fmt: skip
 
 
 def main():
-    args = parse_size(__doc__)
+    args = parse_size(__doc__, task=TASKS)
     _, steps, _, seeds = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
-    launch(jobs(args.size, seeds, prefix), args.jobs)
+    launch(jobs(args.task, args.size, seeds, prefix), args.jobs)
     rows = []
     for encoding in ENCODINGS:
         for seed in range(1, seeds + 1):
-            maze = read(f"{prefix}encoding-maze1-{encoding}-seed{seed}")
-            last = maze["coverage"][maze["step"] > steps * 2 / 3]
-            name = f"{prefix}encoding-deepsea14-{encoding}-seed{seed}"
-            greedy, _, solved = table_deepsea.result(name, DEEPSEA_SIZE)
-            rows.append([encoding, seed, f"{last.mean():.4f}", f"{greedy:.4f}", solved])
-    header = ["encoding", "seed", "maze1_coverage", "deepsea14_greedy_return", "deepsea14_episodes"]
+            name = f"{prefix}encoding-{args.task}-{encoding}-seed{seed}"
+            if args.task == "maze1":
+                episodes = read(name)
+                last = episodes["coverage"][episodes["step"] > steps * 2 / 3]
+                rows.append([encoding, seed, f"{last.mean():.4f}"])
+            else:
+                greedy, _, solved = table_deepsea.result(name, DEEPSEA_SIZE)
+                rows.append([encoding, seed, f"{greedy:.4f}", solved])
+    value = "coverage" if args.task == "maze1" else "greedy_return"
+    header = ["encoding", "seed", value, "episodes_to_0.95"][: len(rows[0])]
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    path = write_csv(f"{prefix}ablation_encoding", header, rows, folder)
-    print("| encoding | Maze 1 coverage | DeepSea-14 greedy return | episodes to 0.95 |")
-    print("|---|---|---|---|")
+    path = write_csv(f"{prefix}ablation_encoding_{args.task}", header, rows, folder)
+    print(f"| encoding | {value} |" + " episodes to 0.95 |" * (len(header) - 3))
+    print("|---" * (len(header) - 1) + "|")
     for encoding in ENCODINGS:
-        values = [row for row in rows if row[0] == encoding]
-        coverage = np.array([float(row[2]) for row in values])
-        greedy = np.mean([float(row[3]) for row in values])
-        solved = ", ".join("never" if row[4] is None else f"{row[4]:,}" for row in values)
-        text = f"{coverage.mean():.3f} ± {coverage.std():.3f} | {greedy:.2f} | {solved}"
-        print(f"| {encoding} | {text} |")
+        chosen = [row for row in rows if row[0] == encoding]
+        cells = [encoding, table_deepsea.summary([float(row[2]) for row in chosen])]
+        if args.task == "deepsea14":
+            cells += [", ".join("never" if row[3] is None else f"{row[3]:,}" for row in chosen)]
+        print(f"| {' | '.join(cells)} |")
     print(f"wrote {path}")
 
 

@@ -14,9 +14,10 @@ tenth of training, and an empty place where the runs are missing.
 
 beta is 0.01 in all sizes, 1 - gamma: an endless walk over new cells, which pays beta a step, is
 then worth beta / (1 - gamma) = 1, no more than the goal. With 0.1 an agent does better to roam for
-the rest of the episode than to end it. The paper does not give its beta. In the small setting A2C,
-which does not normalise its advantages, has a tenth of its entropy bonus as well, 0.001. The runs
-without a bonus are the same for both counts, and are run once.
+the rest of the episode than to end it. The paper does not give its beta. In the small setting the
+weight of the entropy is a tenth as well, 0.001: with 0.01 PPO with SOFE reached the goal in 0.13 of
+the episodes of seed 101 after 450,000 steps, with 0.001 in all of them. The runs without a bonus
+are the same for both counts, and are run once.
 
 Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png, and the bars,
 paper/figures/sparse_bars.png; _global and _view5 are added to the names.
@@ -63,7 +64,10 @@ GOAL_ARMS = {  # flag, label and color, as in the paper's figure
     "plain": (ARMS["plain"][0], "counts", "tab:blue"),
     "none": (ARMS["plain"][0], "no bonus", "tab:green"),
 }
-SMALL_HERE = SMALL | {"a2c": replace_flags(SMALL["a2c"], ent_coef="0.001")}
+SMALL_HERE = {  # DQN has no entropy bonus
+    algorithm: flags if algorithm == "dqn" else replace_flags(flags, ent_coef="0.001")
+    for algorithm, flags in SMALL.items()
+}
 SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
     "smoke": (SMOKE, 80, 1, 8),
     "small": (SMALL_HERE, 500_000, 3, 1000),
@@ -183,9 +187,8 @@ def main():
     print_last(edges, curves, "return")
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
     bars = figures / f"{file_name(args.size, 'bars', 'episodic', args.view)}.png"
-    entropy = ", A2C with a tenth of the entropy bonus" if args.size == "small" else ""
     about = (
-        f"{MAZE} with a goal, sqrt bonus, {sees}{entropy}. Last tenth of training: "
+        f"{MAZE} with a goal, sqrt bonus, {sees}. Last tenth of training: "
         f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
         f"--algorithm and --counts"
     )

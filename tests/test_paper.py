@@ -51,7 +51,8 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
     ("table_deepsea.py", ["--algorithm", "a2c"], "table_deepsea_a2c", 2),
     ("table_deepsea.py", ["--algorithm", "dqn"], "table_deepsea_dqn", 2),
     ("table_deepsea.py", ["--algorithm", "ppo_lstm"], "table_deepsea_ppo_lstm", 2),
-    ("ablation_encoding.py", [], "ablation_encoding", 4),
+    ("ablation_encoding.py", [], "ablation_encoding_maze1", 4),
+    ("ablation_encoding.py", ["--task", "deepsea14"], "ablation_encoding_deepsea14", 4),
     ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
     ("fig_e3b.py", [], "e3b_multiroom", 4 * 4),
 ]
