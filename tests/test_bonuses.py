@@ -1,5 +1,6 @@
 """Bonuses and phi of a training run, recomputed with dictionaries from the positions alone."""
 
+import csv
 import math
 from collections import Counter
 
@@ -58,12 +59,11 @@ def recorded(monkeypatch, tmp_path):
     """Train in a 5x5 maze with goal; return what the envs, the targets and the loss were given."""
 
     def train(**settings):
-        log = {"steps": [], "gae": [], "batches": [], "resets": [], "final": []}
+        log = {"steps": [], "gae": [], "batches": [], "weights": []}
 
         def make_envs(args, num_envs):
             envs = MazeVecEnv(num_envs, level=LEVEL, goal=True, max_steps=7, engine="auto")
-            reset, step = envs.reset, envs.step
-            envs.reset = lambda **kwargs: log["resets"].append(reset(**kwargs)) or log["resets"][-1]
+            step = envs.step
             envs.step = lambda actions: log["steps"].append(step(actions)) or log["steps"][-1]
             return envs
 
@@ -76,11 +76,7 @@ def recorded(monkeypatch, tmp_path):
 
         def recording_gae(*args):
             log["gae"].append([x.clone() if torch.is_tensor(x) else x for x in args])
-            steps = log["steps"][-T:]
-            for t, (_, _, _, truncated, info) in enumerate(steps):
-                for env in np.flatnonzero(truncated):
-                    log["final"].append((len(log["gae"]) - 1, t, env, info["final_obs"][env]))
-            log["weights"] = {k: v.clone() for k, v in log["agent"].state_dict().items()}
+            log["weights"].append({k: v.clone() for k, v in log["agent"].state_dict().items()})
             return compute_gae(*args)
 
         def recording_loss(agent, batch, *rest):
@@ -156,7 +152,7 @@ def test_a_truncated_episode_is_valued_with_its_own_phi(recorded, counts):
     log = recorded(bonus="sqrt", counts=counts, total_timesteps=N * T)
     final_values = log["gae"][0][2]
     agent = log["agent"]
-    agent.load_state_dict(log["weights"])
+    agent.load_state_dict(log["weights"][0])
     tables = [Counter() for _ in range(N)] if counts == "episodic" else [Counter()] * N
     for env in range(N):
         tables[env][1, 1] += 1
@@ -184,6 +180,31 @@ def test_a_truncated_episode_is_valued_with_its_own_phi(recorded, counts):
     assert matters > 1e-3  # the phi before the visit of s' gives other values
 
 
+def test_values_and_ends_of_a_rollout(recorded, tmp_path):
+    """Values of the states before and after each action, kinds of ends, explained variance."""
+    log = recorded(bonus="sqrt", learning_rate=0.01)
+    rows = list(csv.DictReader(next(tmp_path.glob("*/updates.csv")).read_text().splitlines()))
+    agent = log["agent"]
+    for index, (gae, batch) in enumerate(zip(log["gae"], log["batches"], strict=True)):
+        _, values, _, *ends, _, _ = gae
+        steps = log["steps"][index * T : (index + 1) * T]
+        for ours, kind in zip(ends, (2, 3), strict=True):
+            assert np.array_equal(ours.numpy(), np.stack([step[kind] for step in steps]))
+        agent.load_state_dict(log["weights"][index])
+        states = [(batch["obs"], batch["phi"], values[:T].flatten())]
+        if index + 1 < len(log["batches"]):  # the state after the rollout begins the next one
+            after = log["batches"][index + 1]
+            states.append((after["obs"][:N], after["phi"][:N], values[T]))
+        for obs, phi, found in states:
+            assert torch.allclose(agent(obs, phi)[1], found, atol=1e-5)
+            assert found.abs().min() > 1e-6
+        advantages, returns = batch["advantages"].numpy(), batch["returns"].numpy()
+        assert advantages + values[:T].flatten().numpy() == pytest.approx(returns, abs=1e-5)
+        explained = 1 - advantages.var() / returns.var()
+        assert float(rows[index]["explained_variance"]) == pytest.approx(explained, abs=1e-4)
+    assert log["gae"][0][3].any() and log["gae"][0][4].any()
+
+
 def test_episode_bonuses_in_the_csv_are_sums_of_the_rewards_paid(recorded, tmp_path):
     log = recorded(bonus="sqrt", ext_coef=0.0)
     rewards = torch.cat([gae[0] for gae in log["gae"]]).numpy()
@@ -196,13 +217,16 @@ def test_episode_bonuses_in_the_csv_are_sums_of_the_rewards_paid(recorded, tmp_p
     assert [float(row.split(",")[3]) for row in rows] == pytest.approx(expected, rel=1e-4)
 
 
-def test_beta_is_annealed_and_the_discounts_arrive_where_they_belong(recorded):
+def test_beta_is_annealed_and_the_discounts_arrive_where_they_belong(recorded, tmp_path):
     """Three rollouts pay beta, 2/3 beta and 1/3 beta for a first visit; gamma is not lambda."""
     log = recorded(bonus="salesman", ext_coef=0.0, beta=0.6, anneal_beta=True, gamma=0.9)
-    for gae, beta in zip(log["gae"], (0.6, 0.4, 0.2), strict=True):
+    rows = list(csv.DictReader(next(tmp_path.glob("*/updates.csv")).read_text().splitlines()))
+    for gae, beta, row in zip(log["gae"], (0.6, 0.4, 0.2), rows, strict=True):
         paid = gae[0].unique()
         assert paid.tolist() == pytest.approx([0.0, beta])
         assert gae[-2:] == [0.9, 0.95]
+        assert float(row["bonus"]) == pytest.approx(gae[0].mean().item(), rel=1e-4)
+        assert float(row["raw_bonus"]) == pytest.approx(gae[0].mean().item() / beta, rel=1e-4)
 
 
 def test_worked_example():
