@@ -481,6 +481,8 @@ class Run:
         self.start_step = 0
         self._handlers: dict[int, Any] = {}
         self._snapshot: bytes | None = None
+        self._on_disk = self._amid_save = False  # of the snapshot
+        self._signal: int | None = None  # that came amid a save
         self._next_save = 0
         self._next_copy, self._copied = 0.0, False
         self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
@@ -772,6 +774,7 @@ class Run:
             content["rows"] = int(self.ring[0])
         buffer = io.BytesIO()
         torch.save(to_tensors(content), buffer)
+        self._on_disk = False
         self._snapshot = buffer.getvalue()
         if write or step >= self._next_save > 0:
             self._save()
@@ -783,16 +786,23 @@ class Run:
         self._copied = True
 
     def _save(self) -> None:
-        """Write the state in memory."""
-        if self._snapshot is None:
+        """Write the state in memory, if it is not on disk; a signal meanwhile waits for the end."""
+        if self._snapshot is None or self._on_disk:
             return
-        with self._writing():
-            if self.ring is None:
-                self._write_whole("checkpoint.pt", self._snapshot)
-            else:
-                content = torch.load(io.BytesIO(self._snapshot), weights_only=True)
-                rows = {name: array[: content["rows"]] for name, array in self.ring[1].items()}
-                self._write_whole("checkpoint.pt", content | {"ring": to_tensors(rows)})
+        self._amid_save = True
+        try:
+            with self._writing():
+                if self.ring is None:
+                    self._write_whole("checkpoint.pt", self._snapshot)
+                else:
+                    content = torch.load(io.BytesIO(self._snapshot), weights_only=True)
+                    rows = {name: array[: content["rows"]] for name, array in self.ring[1].items()}
+                    self._write_whole("checkpoint.pt", content | {"ring": to_tensors(rows)})
+            self._on_disk = True
+        finally:
+            self._amid_save = False
+        if self._signal is not None:
+            self._on_signal(self._signal, None)
 
     def _write_whole(self, name: str, content: bytes | dict[str, Any]) -> None:
         """Write a file under a temporary name, then rename it: never half a file."""
@@ -869,12 +879,30 @@ class Run:
             except (KeyError, ValueError) as error:
                 fail(f"{path} does not fit this script, replay buffer: {error}; start the run anew")
         self._sizes, self.start_step = content["files"], content["global_step"]
+        self._keep_due_evaluation()
         self.visits[:] = content["visits"].numpy()
         torch.set_rng_state(content["torch_rng"])
         if self._on_cuda() and len(content["cuda_rng"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(content["cuda_rng"])
         record = json.loads((self.folder / "args.json").read_text())
         return record | {"args": dataclasses.asdict(self.args)}  # what may differ is remembered
+
+    def _keep_due_evaluation(self) -> None:
+        """Let the evaluation at the end stand where a longer run makes one at that step as well."""
+        every, file = self.args.eval_every, self.folder / "evals.csv"
+        longer = self.args.total_timesteps > self.start_step > 0
+        if not (every and longer and file.exists()):
+            return
+        updates = (self.folder / "updates.csv").read_text().splitlines()[1:]
+        steps = [0] + [int(line.partition(",")[0]) for line in updates]
+        last = steps.index(self.start_step) if self.start_step in steps else 0
+        size = self._sizes.get("evals.csv", 0)
+        lines = file.read_bytes()[size:].splitlines(keepends=True)
+        header = b"" if size or not lines else lines.pop(0)
+        row = lines[0] if lines and lines[0].endswith(b"\n") else b""
+        due = last and steps[last] // every > steps[last - 1] // every
+        if due and row.startswith(b"%d," % self.start_step):
+            self._sizes["evals.csv"] = size + len(header) + len(row)
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -908,7 +936,10 @@ class Run:
         (self.folder / "lock").unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not tear the file
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C changes nothing
+        if self._amid_save:  # two writers of one file would tear it
+            self._signal = number
+            return
         step = "before the first iteration" if self._snapshot is None else "state saved"
         self._leave(f"stopped by {signal.Signals(number).name}, {step}", 128 + number)
 

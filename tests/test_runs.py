@@ -33,6 +33,7 @@ class Args:
     resume: str | None = None
     total_timesteps: int = 100
     checkpoint_every: int = 10
+    eval_every: int = 1000
     learning_rate: float = 0.1
     track: bool = False
 
@@ -143,6 +144,77 @@ def test_killed_while_it_saves_the_old_checkpoint_is_whole(tmp_path):
     assert result.returncode == -signal.SIGKILL, result.stderr
     content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert content["global_step"] == 10 and content["state"]["x"].sum() == 1000
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("writes", [1, 3, 6])
+def test_a_signal_while_it_saves_waits_for_the_end(tmp_path, monkeypatch, capfd, ring, writes):
+    """Two writers of one file would tear it: the state is whole, and written once."""
+
+    class Interrupted:
+        def __init__(self, file):
+            self.file, self.count = file, 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            self.count += 1
+            if self.count == writes or len(content) == len(run._snapshot):
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGINT)
+            return self.file.write(content)
+
+    opened = []
+
+    def loud_open(path, mode="r", **rest):
+        file = open(path, mode, **rest)  # noqa: SIM115
+        if not str(path).endswith("checkpoint.pt.tmp"):
+            return file
+        opened.append(path)
+        return Interrupted(file)
+
+    arrays = {name: np.arange(5000).reshape(100, 50) for name in ("obs", "actions", "rewards")}
+    buffer = (np.array(70), arrays) if ring else None
+    before = signal.getsignal(signal.SIGTERM)
+    args = Args(runs_dir=str(tmp_path), run_name="run")
+    run = runs.Run(args, "some_sofe", np.ones((2, 2), bool), {"x": torch.ones(3000)}, buffer)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(runs, "open", loud_open, raising=False)
+        run.checkpoint(10, write=True)
+    assert stop.value.code == 128 + signal.SIGINT and len(opened) == 1
+    line = capfd.readouterr().err.strip()
+    assert line.count("\n") == 0 and "state saved; continue with --resume" in line
+    content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert content["state"]["x"].sum() == 3000
+    for name, array in arrays.items() if ring else ():
+        assert np.array_equal(content["ring"][name].numpy(), array[:70])
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "total", "kept"),
+    [(10, 40, True), (10, 20, False), (25, 40, False), (0, 40, False), (7, 40, True)],
+)
+def test_a_longer_run_keeps_the_evaluation_that_was_due(start, every, total, kept):
+    """The last row of evals.csv is cut off, but where --eval-every asks for one at that step."""
+    run = start(run_name="run", total_timesteps=20)
+    for step in (4, 12, 20):
+        run.log_update(step, {"losses/x": 1.0})
+    run.checkpoint(20, write=True)
+    run.finish(20, {"eval/greedy_return": 0.5})
+    run = start(resume=str(run.folder), total_timesteps=total, eval_every=every)
+    run.log_eval(40, {"eval/greedy_return": 0.75})
+    run.close()
+    rows = ["step,greedy_return", *["20,0.5"] * kept, "40,0.75"]
+    assert (run.folder / "evals.csv").read_text().split() == rows
 
 
 def test_every_episode_is_logged_and_the_csv_is_short(start):
