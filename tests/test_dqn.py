@@ -747,9 +747,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, settings, done):
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] == done
     assert dqn_sofe.main(Args(resume=str(folder), total_timesteps=128)) == metrics
     left, right = texts(whole_folder), texts(folder)
-    assert right["episodes.csv"] == left["episodes.csv"]
-    assert right["updates.csv"] == left["updates.csv"]
-    assert right["evals.csv"].splitlines()[-1] == left["evals.csv"].splitlines()[-1]
+    for name in ("episodes.csv", "updates.csv", "evals.csv"):
+        assert right[name] == left[name]
+    assert right["evals.csv"].count("\n") > 2
     left, right = (
         torch.load(f / "checkpoint.pt", weights_only=True) for f in (whole_folder, folder)
     )

@@ -523,7 +523,7 @@ def test_the_same_seed_gives_the_same_csv(tmp_path):
     ids=str,
 )
 def test_a_run_resumed_in_mid_episode_equals_one_that_never_stopped(tmp_path, settings):
-    settings = settings | {"augment": True, "learning_rate": 1e-2}
+    settings = settings | {"augment": True, "learning_rate": 1e-2, "eval_every": 32}
     whole, whole_folder = train(tmp_path, name="whole", total_timesteps=96, **settings)
     _, folder = train(tmp_path, name="parts", total_timesteps=32, **settings)
     content = torch.load(folder / "checkpoint.pt", weights_only=True)

@@ -692,7 +692,7 @@ def test_an_evaluation_counts_on_in_a_table_of_each_env(monkeypatch, kind):
     ids=str,
 )
 def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, stub, settings):
-    settings = {"augment": True} | settings
+    settings = {"augment": True, "eval_every": 20} | settings
     metrics, whole = train(tmp_path, name="whole", total_timesteps=80, **settings)
     _, folder = train(tmp_path, name="parts", total_timesteps=40, **settings)
     assert sac_sofe_godot.main(Args(resume=str(folder), total_timesteps=80)) == metrics
@@ -700,12 +700,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, stub, settings):
 
 
 def equal_runs(left, right):
-    """CSV files, the last evaluation, the replay buffer, weights and temperature."""
-    for name in ("episodes.csv", "updates.csv"):
-        assert texts(left)[name] == texts(right)[name]
-    if (left / "evals.csv").exists():
-        ends = [(folder / "evals.csv").read_text().splitlines()[-1] for folder in (left, right)]
-        assert ends[0] == ends[1]
+    """CSV files, the replay buffer, weights and temperature."""
+    assert texts(left) == texts(right)
     left, right = (torch.load(f / "checkpoint.pt", weights_only=True) for f in (left, right))
     assert left["rows"] == right["rows"] and len(left["ring"]) >= 6
     for name, column in left["ring"].items():
