@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,7 +16,8 @@ from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
-from test_targets import OurTowers, StubEnv
+from test_bonuses import slow_bonus
+from test_targets import OurTowers, StubEnv, slow_advantages
 
 import ppo_lstm_sofe
 import ppo_sofe
@@ -451,6 +453,69 @@ def test_log_probs_and_values_follow_from_each_episode_alone(
     assert ends["truncated"] > 5 and forgetful > 1e-2  # the memory matters to these values
     if max_steps > 1:
         assert ends["terminated"] > 0 and late > 1e-2
+
+
+@pytest.mark.parametrize("bonus", ["sqrt", "salesman", "smax"])
+@pytest.mark.parametrize("counts", ["episodic", "global"])
+def test_targets_and_logged_numbers_follow_from_the_positions(
+    recorded, monkeypatch, tmp_path, bonus, counts
+):
+    """Rewards, kinds of ends, advantages and what the CSV files say, with dictionaries."""
+    T, N, clipped = 20, 4, []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def clip_and_keep(parameters, most):
+        clipped.append(most)
+        return clip(parameters, most)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_and_keep)
+    monkeypatch.setattr(torch, "randperm", lambda n, device=None: torch.arange(n))
+    settings = dict(num_minibatches=1, update_epochs=1, max_grad_norm=0.25, anneal_beta=True)
+    settings |= dict(gamma=0.9, gae_lambda=0.8, beta=0.6, ext_coef=2.0)
+    log = recorded(T, N, bonus=bonus, counts=counts, **settings)
+    assert clipped == [0.25] * len(log["losses"])
+    tables = [Counter() for _ in range(N)] if counts == "episodic" else [Counter()] * N
+    for env in range(N):
+        tables[env][1, 1] += 1
+    totals, episodes, raw = [0.0] * N, [], np.zeros((3, T, N))
+    for index, (_, paid, terminated, truncated, info) in enumerate(log["steps"]):
+        iteration, t = divmod(index, T)
+        beta = 0.6 * (1 - iteration / 3)
+        ended = terminated | truncated
+        cells = np.where(ended[:, None], info.get("final_info", info)["cell"], info["cell"])
+        cells = [tuple(cell) for cell in cells.tolist()]
+        for env in range(N):
+            raw[iteration, t, env] = slow_bonus(tables[env], cells[env], bonus, (5, 5))
+            totals[env] += beta * raw[iteration, t, env]
+            expected = beta * raw[iteration, t, env] + 2 * paid[env]
+            reward = log["gae"][iteration][0][t, env].item()
+            assert reward == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        for env in range(N):
+            tables[env][cells[env]] += 1
+        for env in np.flatnonzero(ended):
+            episodes.append(totals[env])
+            totals[env] = 0.0
+            if counts == "episodic":
+                tables[env] = Counter()
+            tables[env][1, 1] += 1
+    (folder,) = tmp_path.iterdir()
+    logged = [float(row["bonus"]) for row in rows(folder, "episodes.csv")]
+    assert logged == pytest.approx(episodes, rel=1e-4)
+    assert any(step[1].any() for step in log["steps"])
+    for index, row in enumerate(rows(folder, "updates.csv")):
+        gae, batch = log["gae"][index], log["losses"][index]["batch"]
+        assert gae[-2:] == [0.9, 0.8]
+        for ours, kind in zip(gae[3:5], (2, 3), strict=True):
+            steps = log["steps"][index * T : (index + 1) * T]
+            assert np.array_equal(ours, np.stack([step[kind] for step in steps]))
+        advantages, returns = batch["advantages"].numpy(), batch["returns"].numpy()
+        assert advantages == pytest.approx(slow_advantages(*gae), abs=1e-5)
+        assert returns == pytest.approx(advantages + gae[1][:T].numpy(), abs=1e-5)
+        explained = 1 - advantages.var() / returns.var()
+        assert float(row["explained_variance"]) == pytest.approx(explained, abs=1e-4)
+        assert float(row["raw_bonus"]) == pytest.approx(raw[index].mean(), rel=1e-4)
+        beta = 0.6 * (1 - index / 3)
+        assert float(row["bonus"]) == pytest.approx(beta * raw[index].mean(), rel=1e-4)
 
 
 # --- Runs ----------------------------------------------------------------------------------------
