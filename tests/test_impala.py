@@ -466,6 +466,63 @@ def test_the_learner_in_numbers(tmp_path, monkeypatch):
         assert torch.allclose(after, before - step, atol=1e-5)
 
 
+@pytest.mark.parametrize(("bonus", "weight"), [("e3b", 1.0), ("icm", 0.1), ("rnd", 0.001)])
+def test_rewards_and_the_explorer_of_each_bonus(tmp_path, monkeypatch, bonus, weight):
+    """Weights of the rewards, the deviation over all rollouts, one step of the explorer each."""
+    paid, seen, make_explorer = [], [], impala_e3b_sofe.make_explorer
+
+    def recorded(agent, rollout, rewards, args):
+        paid.append((rollout["ext_rewards"].clone(), rewards.clone()))
+        return backward(agent, rollout, rewards, args)
+
+    def make_and_keep(*args):
+        def keep(module, _, output):
+            weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+            seen.append((weights, output[1].double().numpy().copy()))
+
+        explorer = make_explorer(*args)
+        explorer.register_forward_hook(keep)
+        return explorer
+
+    monkeypatch.setattr(impala_e3b_sofe, "backward", recorded)
+    monkeypatch.setattr(impala_e3b_sofe, "make_explorer", make_and_keep)
+    settings = {"ext_coef": 0.5, "beta": 0.4, "penalty_step": 0.25, "learning_rate": 1e-3}
+    train(tmp_path, bonus=bonus, augment="none", num_envs=4, total_timesteps=72, **settings)
+    assert len(paid) == len(seen) == 3
+    for index, (ext_rewards, rewards) in enumerate(paid):
+        so_far = [raw for _, raw in seen[: index + 1]]
+        deviation = np.std(so_far) if bonus == "e3b" else 1.0
+        expected = 0.5 * ext_rewards.numpy() + 0.4 * weight * so_far[-1] / deviation
+        assert rewards.numpy() == pytest.approx(expected.clip(-1, 1), abs=1e-5)
+    ext_rewards = torch.stack([rewards for rewards, _ in paid])
+    assert (ext_rewards == -0.25).any() and set(ext_rewards.unique().tolist()) <= {-0.25, 0.0, 1.0}
+    # RMSprop's running mean holds a hundredth of the first square: its step is ten times Adam's.
+    most = 1e-3 if bonus == "e3b" else 1e-2
+    moved = {
+        name: (seen[1][0][name] - weights).abs().max().item()
+        for name, weights in seen[0][0].items()
+    }
+    learned = {name for name in moved if not name.startswith("target")}
+    assert all(moved[name] == 0 for name in moved.keys() - learned)
+    assert max(moved.values()) == pytest.approx(most, rel=0.05)
+    assert sum(moved[name] > 0.5 * most for name in learned) > len(learned) / 2
+    assert (len(learned) < len(moved)) == (bonus == "rnd")
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_flags_reach_the_environments(monkeypatch, split):
+    made = []
+    monkeypatch.setattr(minihack, "MiniHackVecEnv", lambda *args, **rest: made.append((args, rest)))
+    monkeypatch.setattr(
+        impala_e3b_sofe.procgen, "ProcgenVecEnv", lambda *args, **rest: made.append((args, rest))
+    )
+    args = Args(env_id="MiniHack-MultiRoom-N4-v0", penalty_step=0.25, num_workers=2)
+    impala_e3b_sofe.make_envs(args, 3, split)
+    rest = dict(penalty_step=-0.25, split=split, stagger=split == "train")
+    impala_e3b_sofe.make_envs(Args(env_id="procgen-maze"), 5, split)
+    assert made == [((args.env_id, 3, 2), rest), (("maze", 5), {"split": split})]
+
+
 @pytest.mark.parametrize(
     "settings", [{"augment": "full"}, {"augment": "diagonal", "env_id": "procgen-maze"}], ids=str
 )
