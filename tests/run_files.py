@@ -17,6 +17,17 @@ def quick(monkeypatch):
     monkeypatch.setattr(runs, "draw_visits", lambda *args: None)
 
 
+def has_own_weights(network):
+    """All layers have the initial weights that PyTorch gives them, and nobody else."""
+    layers = [m for m in network.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert layers
+    for layer in layers:
+        most = layer.weight[0].numel() ** -0.5
+        assert layer.weight.abs().max() <= most
+        assert layer.weight.std().item() == pytest.approx(most / 3**0.5, rel=0.15)
+        assert 0 < layer.bias.abs().max() <= most
+
+
 def rows(folder, name):
     """The rows of a CSV file of a run, as dicts of strings."""
     return list(csv.DictReader((folder / name).read_text().splitlines()))

@@ -48,10 +48,21 @@ def test_the_peers_have_the_same_network_and_hyperparameters(algorithm):
     theirs = peer.q_net if algorithm == "dqn" else peer.policy
     assert sum(sizes) == sum(p.numel() for p in theirs.parameters())
     assert peer.n_envs == args.num_envs and peer.learning_rate == args.learning_rate
+    same = {"gamma": "gamma", "max_grad_norm": "max_grad_norm"}
     if algorithm == "dqn":
-        assert peer.batch_size == args.minibatch_size and peer.train_freq.frequency == 4
+        same |= {"batch_size": "minibatch_size", "gradient_steps": "gradient_steps"}
+        same |= {"buffer_size": "buffer_size", "learning_starts": "learning_starts"}
+        assert peer.train_freq.frequency == args.train_frequency == 4
+        same |= {"target_update_interval": "target_interval", "tau": "tau"}
     else:
-        assert peer.n_steps == args.num_steps and peer.max_grad_norm == args.max_grad_norm
+        same |= {"n_steps": "num_steps", "gae_lambda": "gae_lambda", "vf_coef": "vf_coef"}
+        same |= {"ent_coef": "ent_coef"}
+    if algorithm in ("ppo", "ppo_lstm"):
+        same |= {"n_epochs": "update_epochs"}
+        parts = getattr(args, "num_minibatches", 0)
+        assert peer.batch_size == (args.batch_size // parts if parts else args.minibatch_size)
+    for theirs, ours in same.items():
+        assert getattr(peer, theirs) == getattr(args, ours), theirs
     peer.env.close()
 
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from run_files import CSVS, quick, rows, texts  # noqa: F401, quick is a fixture
+from run_files import CSVS, has_own_weights, quick, rows, texts  # noqa: F401, quick is a fixture
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -304,7 +304,7 @@ def recorded(monkeypatch, tmp_path):
         fixed = {"num_envs": N, "epsilon_start": 0.0, "epsilon_end": 0.0, "learning_starts": 0}
         fixed |= {"minibatch_size": 16, "log_every": 3, "eval_episodes": 0, "augment": True}
         fixed |= {"buffer_size": 61, "total_timesteps": 252, "gradient_steps": 3}
-        train(tmp_path, **(fixed | settings))
+        _, log.folder = train(tmp_path, **(fixed | settings))
         log.replay = log.replay[0]
         return log
 
@@ -420,10 +420,36 @@ def test_the_bonus_is_stored_as_it_was_paid(recorded):
         expected = (beta * paid).numpy()
         assert log.replay.columns["rewards"][t] == pytest.approx(expected, rel=1e-6)
     assert len(log.bonuses) == 84
+    paid = log.replay.columns["rewards"][:84]
+    totals, episodes = np.zeros(N), []
+    for t, (_, _, _, terminated, truncated, _) in enumerate(log.steps):
+        totals += paid[t]
+        for env in np.flatnonzero(terminated | truncated):
+            episodes.append(totals[env])
+            totals[env] = 0
+    logged = [float(row["bonus"]) for row in rows(log.folder, "episodes.csv")]
+    assert logged == pytest.approx(episodes, rel=1e-4)
+    for row in rows(log.folder, "updates.csv"):
+        t = int(row["step"]) // N
+        raw = torch.stack(log.bonuses[t - 2 : t]).mean().item()
+        assert float(row["raw_bonus"]) == pytest.approx(raw, rel=1e-4)
+        assert float(row["bonus"]) == pytest.approx(paid[t - 2 : t].mean(), rel=1e-4)
     for rows_done, batch in log.samples:
         assert set(batch["rewards"].tolist()) <= set(
             log.replay.columns["rewards"][:rows_done].flatten().tolist()
         )
+
+
+def test_initial_weights_are_pytorchs_own():
+    """But those of a dense layer on the maps, which have a deviation of 0.1."""
+    torch.manual_seed(0)
+    envs = MazeVecEnv(1, engine="numpy")
+    sizes = dict(augment=True, channels=16, embedding_dim=64, num_threads=1)
+    has_own_weights(QNetwork(envs, PHI, Args(**sizes)))
+    dense = QNetwork(envs, PHI, Args(network="mlp", **sizes))
+    has_own_weights(dense.head)
+    for tower in (dense.obs_tower, dense.phi_tower):
+        assert tower[1].weight.std().item() == pytest.approx(0.1, rel=0.02)
 
 
 def test_more_visits_than_16_bits_are_refused():

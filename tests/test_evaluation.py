@@ -1,5 +1,6 @@
-"""`evaluate` of the scripts of the mazes and of IMPALA, recomputed from actions and positions."""
+"""Environments and `evaluate` of the scripts, recomputed from actions and positions."""
 
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,32 @@ import dqn_sofe
 import impala_e3b_sofe
 import ppo_lstm_sofe
 import ppo_sofe
+from common import deepsea, mazes
 from common.mazes import MazeVecEnv
 
 E, CELLS = 16, 8  # episodes of each kind; cells of the level that can be reached
 SCRIPTS = {"ppo": ppo_sofe, "a2c": a2c_sofe, "ppo_lstm": ppo_lstm_sofe, "dqn": dqn_sofe}
 SIZES = {"ppo": {"num_envs": 2, "num_steps": 8, "minibatch_size": 8}}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_flags_reach_the_environments(script, monkeypatch):
+    module, made = SCRIPTS[script], []
+    for kind, name in ((mazes, "MazeVecEnv"), (deepsea, "DeepSeaVecEnv")):
+        monkeypatch.setattr(
+            kind, name, lambda *args, _name=name, **rest: made.append((_name, args, rest))
+        )
+    settings = SIZES.get(script, {}) | {"engine": "numpy", "max_steps": 77}
+    module.make_envs(module.Args(env_id="Maze2-v0", goal=True, view=5, **settings), 3)
+    module.make_envs(module.Args(env_id="Maze3-v0", **settings), 4)
+    module.make_envs(module.Args(env_id="DeepSea-v0", deepsea_size=14, seed=6, **settings), 2)
+    assert made == [
+        ("MazeVecEnv", (3, "Maze2-v0", True, 5, 77, "numpy"), {}),
+        ("MazeVecEnv", (4, "Maze3-v0", False, None, 77, "numpy"), {}),
+        ("DeepSeaVecEnv", (2, 14), {"mapping_seed": 6}),
+    ]
+    parameters = list(inspect.signature(MazeVecEnv).parameters)
+    assert parameters[:6] == ["num_envs", "maze", "goal", "view", "max_steps", "engine"]
 
 
 class Network:

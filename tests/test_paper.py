@@ -25,6 +25,7 @@ import fig_coverage  # noqa: E402
 import fig_goal_reaching  # noqa: E402
 import fig_heatmaps  # noqa: E402
 import fig_sparse  # noqa: E402
+import table_deepsea  # noqa: E402
 
 SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells were visited)
     ("fig_coverage.py", [], "coverage_ppo_maze1", 2 * 2 * 4),
@@ -61,8 +62,12 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
 class RunHere:
     """In place of a script's process, which takes longer to start than a smoke run to end."""
 
+    lines: dict[str, list[str]] = {}  # name of a run -> its flags
+
     def __init__(self, command, cwd, **kwargs):
         _, script, *flags = command
+        if "--run-name" in flags:
+            self.lines[flags[flags.index("--run-name") + 1]] = flags
         sys.argv = [script, *flags]
         runpy.run_path(str(cwd / script), run_name="__main__")
         self.returncode = 0
@@ -83,8 +88,19 @@ def scripts_here(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(sys, "argv", sys.argv)
     handler = signal.getsignal(signal.SIGTERM)
-    yield
+    yield RunHere
     signal.signal(signal.SIGTERM, handler)
+    RunHere.lines.clear()
+
+
+def differ_in_augment_alone(lines: dict[str, list[str]]) -> bool:
+    """Whether each run with SOFE has a twin without that differs in --augment and its name."""
+    for name in (names := [name for name in lines if "-sofe-" in name]):
+        twin = name.replace("-sofe-", "-plain-")
+        words = {name: twin, "--augment": "--no-augment"}
+        if [words.get(word, word) for word in lines[name]] != lines.get(twin):
+            return False
+    return len(names) > 0
 
 
 @pytest.mark.parametrize(("file", "flags", "table", "num_rows"), SMOKES)
@@ -107,6 +123,8 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys, scri
     assert count == num_rows if num_rows else count > 2 * 8
     if file.startswith("fig"):
         assert (tmp_path / f"smoke-{table}.png").stat().st_size > 10_000
+    if file not in ("ablation_encoding.py", "fig_goal_reaching.py", "fig_e3b.py"):
+        assert differ_in_augment_alone(scripts_here.lines)
 
 
 def test_runs_are_processes_and_a_second_start_runs_nothing_again(tmp_path):
@@ -316,6 +334,15 @@ def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone():
     episodic = fig_sparse.names("a2c", "episodic", "5", 1, "small")
     assert episodic["episodic", "none"] == runs["global", "none"]  # the same run
     assert episodic["episodic", "sofe"] != runs["global", "sofe"]
+
+
+def test_deepsea_is_solved_by_the_greedy_policy(tmp_path):
+    (tmp_path / "run").mkdir()
+    rows = ["step,greedy_return,sampled_return", "100,0.2,0.99", "200,0.95,0.3", "300,0.99,0.5"]
+    (tmp_path / "run" / "evals.csv").write_text("\n".join([*rows, "400,0.1,0.97"]))
+    assert table_deepsea.result("run", 10, tmp_path) == (0.1, 0.97, 20)
+    (tmp_path / "run" / "evals.csv").write_text("\n".join(rows[:2]))
+    assert table_deepsea.result("run", 10, tmp_path) == (0.2, 0.99, None)
 
 
 def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from run_files import quick, rows, texts  # noqa: F401, quick is a fixture
+from run_files import has_own_weights, quick, rows, texts  # noqa: F401, quick is a fixture
 from stable_baselines3 import SAC
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -258,6 +258,8 @@ def test_networks_have_the_initial_weights_of_stable_baselines3():
             "share_features_extractor": False,
         },
     )
+    for network in (actor, critic):
+        has_own_weights(network.towers)  # the peer's towers are made by the same code
     compared = 0
     for left, right in pairs(actor, fresh.actor) + pairs(critic, fresh.critic):
         if left.numel() > 500:

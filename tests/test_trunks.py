@@ -1,5 +1,7 @@
 """The published networks: what each part sees, and psi of length 1."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -73,6 +75,29 @@ def test_the_image_trunk():
     assert sum(p.numel() for p in trunk.parameters()) == 97600 + 2048 * 16 + 16
     assert isinstance(make_trunk(Args(env_id="procgen-maze", hidden_dim=16)), ImageTrunk)
     assert isinstance(make_trunk(Args(hidden_dim=16, glyph_dim=4)), MiniHackTrunk)
+
+
+def test_the_image_trunk_by_hand():
+    """[IMPALA fig. 3]: three stages of a convolution, a pooling and two residual blocks."""
+    trunk, f = ImageTrunk(16), torch.nn.functional
+    for parameter in trunk.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    x = image / 255.0
+    variance, mean = torch.var_mean(x, (2, 3), keepdim=True, correction=0)
+    x = (x - mean) / (variance + 1e-5).sqrt()
+    convolutions = [m for m in trunk.modules() if isinstance(m, torch.nn.Conv2d)]
+    layers = iter(
+        [partial(f.conv2d, weight=m.weight, bias=m.bias, padding=1) for m in convolutions]
+    )
+    for _ in range(3):
+        x = f.max_pool2d(next(layers)(x), 3, stride=2, padding=1)
+        for _ in range(2):
+            inner = next(layers)(x.relu())
+            x = x + next(layers)(inner.relu())
+    features = f.linear(x.relu().flatten(1), trunk.head[2].weight, trunk.head[2].bias).relu()
+    torch.testing.assert_close(trunk({"image": image}), features, rtol=1e-4, atol=1e-3)
+    assert next(layers, None) is None and (features > 0).any()
 
 
 PROCGEN = {"env_id": "procgen-maze"}
