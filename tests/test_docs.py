@@ -19,11 +19,20 @@ SCRIPTS = sorted(ROOT.glob("*_sofe*.py"))
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.S))
-def test_the_code_of_the_readme_runs(block, tmp_path):
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+RESUMED = """
+for name, total in (("whole", 384), ("parts", 192)):
+    sizes = dict(num_envs=2, num_steps=24, minibatch_size=48, channels=8, embedding_dim=8)
+    places = dict(runs_dir=".", run_name=name, eval_episodes=0)
+    ppo_sofe.main(ppo_sofe.Args(augment=True, total_timesteps=total, **sizes, **places))
+ppo_sofe.main(ppo_sofe.Args(resume="parts", total_timesteps=384))
+"""
+
+
+def run_code(code, folder):
     result = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
+        [sys.executable, "-c", code],
+        cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -31,6 +40,23 @@ def test_the_code_of_the_readme_runs(block, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_code_of_the_readme_runs(block, tmp_path):
+    run_code(block, tmp_path)
+
+
+def test_a_run_in_the_environment_of_the_readme_is_resumed_in_mid_episode(tmp_path):
+    (block,) = [block for block in BLOCKS if "class Corridor" in block]
+    run_code(block.partition("ppo_sofe.main(")[0] + RESUMED, tmp_path)
+    whole, parts = (
+        {name: (tmp_path / run / name).read_text() for name in ("episodes.csv", "updates.csv")}
+        for run in ("whole", "parts")
+    )
+    assert whole == parts
+    ends = [line.split(",")[0] for line in whole["episodes.csv"].splitlines()]
+    assert len(ends) > 15 and ends.count("192") < 2
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
