@@ -98,7 +98,7 @@ class Args:
     exploration_fraction: float = 0.1
     """part of total_timesteps over which epsilon falls linearly"""
     epsilon_start: float = 1.0
-    """probability of a random action at the first step"""
+    """epsilon, the probability of a random action, at step 0; until learning starts it is 1"""
     epsilon_end: float = 0.05
     """probability of a random action once epsilon has fallen, and in the sampled evaluation"""
     double_q: bool = False
@@ -131,7 +131,7 @@ class Args:
 
     def __post_init__(self):
         smallest = self.num_envs * self.n_step
-        no_updates = max(self.learning_starts, smallest) >= self.total_timesteps
+        no_updates = max(self.learning_starts, smallest) >= self.total_timesteps and not self.resume
         runs.check_args(
             self,
             "seed eval_every eval_episodes beta ext_coef gamma learning_starts epsilon_start "
@@ -141,7 +141,7 @@ class Args:
             ("--goal and --env-id: Maze2-v0 only", self.goal and self.env_id != "Maze2-v0"),
             ("--view and --env-id: mazes only", self.view and self.env_id == "DeepSea-v0"),
             ("--view: an odd number of cells", self.view and self.view % 2 == 0),
-            ("--learning-starts >= --total-timesteps: no update", no_updates and not self.resume),
+            ("--learning-starts or N * --n-step >= --total-timesteps: no update", no_updates),
             ("--buffer-size < --num-envs * --n-step", self.buffer_size < smallest),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),
             ("--capture-video and --eval-episodes 0", self.capture_video > self.eval_episodes),
@@ -260,7 +260,8 @@ class QNetwork(nn.Module):
 class ReplayBuffer:
     """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
 
-    obs, next_obs   (R, N, bytes) uint8     zeros and ones are packed to bits
+    obs, next_obs   (R, N, bytes) uint8     zeros and ones are packed to bits; other maps flattened
+    actions, rewards, terminated, ended     (R, N), where a truncated episode has ended as well
     counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits
     visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
     The oldest rows are never sampled: what the last log_every updates began from can be saved.
@@ -284,6 +285,7 @@ class ReplayBuffer:
         self.columns = {name: np.zeros((self.R, *s), kind) for name, (s, kind) in kinds.items()}
 
     def put(self, **values):
+        """Fill columns of the present row; without SOFE there are none for counts and visits."""
         for name in values.keys() & self.columns.keys():
             value, column = values[name], self.columns[name]
             if name in ("obs", "next_obs"):
@@ -344,10 +346,7 @@ class ReplayBuffer:
 
 
 def dqn_loss(q_network, target_network, batch, args):
-    """Huber loss of what `ReplayBuffer.sample` returns. [DQN alg. 1; SB3 DQN.train]
-
-    returns   loss (), and what is logged as a dict of detached () tensors
-    """
+    """Loss () and terms to log, of what `ReplayBuffer.sample` gives. [DQN alg. 1; SB3 DQN.train]"""
     with torch.no_grad():
         next_q = target_network(batch["next_obs"], batch["next_phi"])  # (M, A)
         chooser = q_network(batch["next_obs"], batch["next_phi"]) if args.double_q else next_q
@@ -409,6 +408,7 @@ def main(args: Args) -> dict[str, float]:
     target_network = copy.deepcopy(q_network).requires_grad_(False)
     weights, target_weights = list(q_network.parameters()), list(target_network.parameters())
     optimizer = torch.optim.Adam(weights, args.learning_rate, fused=True)
+    # A checkpoint holds `kept`: exploration_steps too, for a longer run goes on with this schedule.
     exploration_steps = torch.tensor(args.exploration_fraction * args.total_timesteps)
     kept = dict(q_network=q_network, target_network=target_network, optimizer=optimizer, envs=envs)
     kept |= dict(counts=counts, bonus=episode_bonus, exploration_steps=exploration_steps)

@@ -169,7 +169,7 @@ def process_in(folder: Path) -> int | None:
 def set_up(args: Any) -> torch.device:
     """Set PyTorch's threads and seed from num_threads and seed; return the device to compute on.
 
-    All randomness of the scripts is PyTorch's, and is saved in checkpoints.
+    All randomness of the scripts is PyTorch's, and is saved in checkpoints (not that of MPS).
     """
     keep_freed_memory()
     torch.set_num_threads(args.num_threads)
