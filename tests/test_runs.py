@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common import runs
 from common.mazes import MazeVecEnv
@@ -336,6 +337,37 @@ def test_a_folder_belongs_to_one_running_process(start, tmp_path):
     (run.folder / "lock").write_text("999999999")
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_lock_whose_number_belongs_to_a_later_process_is_not_heeded(tmp_path):
+    lock, other = tmp_path / "lock", subprocess.Popen(["sleep", "60"])
+    try:
+        lock.write_text(str(other.pid))
+        assert runs.process_in(tmp_path) == other.pid
+        before = time.time() - 100  # the lock is older than the process
+        os.utime(lock, (before, before))
+        assert runs.process_in(tmp_path) is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_tensorboard_forgets_what_came_after_the_checkpoint(start):
+    run = start(run_name="run")
+    for step in (10, 20, 30):
+        run.log_update(step, {"losses/x": float(step)})
+        if step == 10:
+            run.checkpoint(step, write=True)
+    run.close()  # as if it had been killed: the state is that of step 10
+    run = start(resume=str(run.folder))
+    for step in (20, 30):
+        run.log_update(step, {"losses/x": step + 0.5})
+    run.close()
+    events = EventAccumulator(str(run.folder))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("losses/x")]
+    assert found == [(10, 10), (20, 20.5), (30, 30.5)]
+    assert len(list(run.folder.glob("events.*"))) == 2
 
 
 def test_a_state_that_does_not_fit_is_named(start):
