@@ -1,5 +1,6 @@
 """The Godot map on the real engine: what can be reached, gymnasium's contracts, failures."""
 
+import gc
 import hashlib
 import os
 import shutil
@@ -575,6 +576,16 @@ def test_an_engine_that_is_killed(make):
     assert time.monotonic() - start < 3
     with pytest.raises(EngineError, match="closed"):
         envs.step(np.zeros((2, 3)))
+
+
+def test_the_engine_goes_with_environments_that_nobody_holds():
+    """As after an error in a script that was imported, whose `main` closes nothing."""
+    envs = GodotVecEnv(1)
+    process = envs.engine.process
+    assert process.poll() is None
+    del envs
+    gc.collect()
+    assert process.poll() is not None
 
 
 def test_an_engine_that_is_stopped(make):
