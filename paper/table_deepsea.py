@@ -24,7 +24,7 @@ SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
     "smoke": dict.fromkeys(ALGORITHMS, ((4,), 1, 64)) | {"dqn": ((4,), 1, 128)},
     "small": {
         "ppo": (DEEPSEAS, 5, 20_000),
-        "a2c": (DEEPSEAS, dict.fromkeys(DEEPSEAS, 5) | {30: 10}, 20_000),
+        "a2c": (DEEPSEAS, 5, 20_000),
         "dqn": (DEEPSEAS, 5, {10: 6_000} | dict.fromkeys(DEEPSEAS[1:], 12_000)),
         "ppo_lstm": ((10, 20), 3, 10_000),
     },
@@ -106,17 +106,14 @@ def main():
     algorithm = args.algorithm
     sizes, seeds, budget = SIZES[args.size][algorithm]
     seeds = args.seeds or seeds
-    seeds, budget = (
-        value if isinstance(value, dict) else dict.fromkeys(sizes, value)
-        for value in (seeds, budget)
-    )
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
         (size, arm, seed): f"{prefix}deepsea{size}-{algorithm}-{arm}-seed{seed}"
         for size in sizes
         for arm in ARMS
-        for seed in range(1, seeds[size] + 1)
+        for seed in range(1, seeds + 1)
     }
+    budget = budget if isinstance(budget, dict) else dict.fromkeys(sizes, budget)
     jobs = {
         name: [
             *[f"{algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]],
