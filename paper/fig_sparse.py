@@ -171,7 +171,8 @@ def main():
     seeds = args.seeds or seeds
     runs = names(args.algorithm, args.counts, args.view, seeds, args.size)
     launch(jobs(args.algorithm, args.view, args.size, runs), args.jobs)
-    bins = 4 if args.size == "smoke" else 20
+    # A bin must hold an episode of full length of each env, else only those at the goal end in it.
+    bins = 4 if args.size == "smoke" else 10
     edges, curves = training_curves(runs, steps, bins, "return")
     name = file_name(args.size, args.algorithm, args.counts, args.view)
     committed = args.size != "smoke" and not args.seeds

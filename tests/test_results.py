@@ -138,3 +138,12 @@ def test_encodings_of_the_counts():
         agree(row[4], np.mean([float(line["greedy_return"]) for line in deepsea]))
         reached = [line["episodes_to_0.95"] for line in deepsea]
         assert row[5] == ", ".join(f"{int(text):,}" if text else "never" for text in reached)
+
+
+@pytest.mark.parametrize("row", readme_table("| arm | in the last 50,000"), ids=lambda row: row[0])
+def test_success_with_a_goal(row):
+    arm = {"counts with SOFE": "sofe", "counts": "plain", "no bonus": "none"}[row[0]]
+    steps, success = curves("sparse_ppo", "return", counts="episodic", arm=arm)
+    assert steps[-2:].tolist() == [450_000, 500_000]
+    agree(row[1], success[:, -1])
+    agree(row[2], success.mean(1))
