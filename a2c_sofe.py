@@ -434,9 +434,8 @@ def main(args: Args) -> dict[str, float]:
         if (update + 1) % args.log_every == 0:
             means = {name: torch.stack([x[name] for x in terms]).mean() for name in terms[0]}
             run.log_update(global_step, {name: mean.item() for name, mean in means.items()})
-            last = update + 1 == num_updates
-            if args.eval_every and global_step % args.eval_every < log_steps and not last:
-                run.log_eval(global_step, evaluate(agent, counts, args))  # once per eval_every
+            if run.eval_due(global_step, log_steps) and update + 1 < num_updates:
+                run.log_eval(global_step, evaluate(agent, counts, args))
 
     run.checkpoint(global_step, write=True)
     metrics = evaluate(agent, counts, args, run.folder) if args.eval_episodes else {}

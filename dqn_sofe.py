@@ -485,9 +485,8 @@ def main(args: Args) -> dict[str, float]:
             losses |= {"explore/bonus": bonus, "explore/raw_bonus": raw_bonus}
             losses = {name: value.item() for name, value in losses.items()}
             run.log_update(global_step, losses | {"explore/epsilon": epsilon})
-        due = row_done and args.eval_every and global_step % args.eval_every < log_steps
-        if due and update + 1 < num_updates:
-            run.log_eval(global_step, evaluate(q_network, counts, args))  # once per eval_every
+        if row_done and run.eval_due(global_step, log_steps) and update + 1 < num_updates:
+            run.log_eval(global_step, evaluate(q_network, counts, args))
 
     run.checkpoint(global_step, write=True)
     metrics = evaluate(q_network, counts, args, run.folder) if args.eval_episodes else {}

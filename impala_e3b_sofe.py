@@ -484,8 +484,7 @@ def main(args: Args) -> dict[str, float]:
             losses |= {"explore/bonus": int_rewards.mean(), "explore/raw_bonus": raw_bonus.mean()}
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
             run.log_times(global_step, actor.clock.seconds | {"learner_waits": rollouts.waited})
-            due = args.eval_every and global_step % args.eval_every < B  # once per eval_every
-            if due and iteration + 1 < num_iterations:
+            if run.eval_due(global_step, B) and iteration + 1 < num_iterations:
                 run.log_eval(global_step, evaluate(agent, explorer, args))
         run.checkpoint(global_step, write=True)
         metrics = evaluate(agent, explorer, args) if args.eval_episodes else {}

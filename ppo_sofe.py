@@ -436,8 +436,8 @@ def main(args: Args) -> dict[str, float]:
         losses["explore/bonus"] = int_rewards.mean()
         losses["explore/raw_bonus"] = int_rewards.mean() / max(beta, 1e-8)  # without beta
         run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-        if args.eval_every and global_step % args.eval_every < B and iteration + 1 < num_iterations:
-            run.log_eval(global_step, evaluate(agent, counts, args))  # once per eval_every steps
+        if run.eval_due(global_step, B) and iteration + 1 < num_iterations:
+            run.log_eval(global_step, evaluate(agent, counts, args))
 
     run.checkpoint(global_step, write=True)
     metrics = evaluate(agent, counts, args, run.folder) if args.eval_episodes else {}

@@ -477,9 +477,8 @@ def main(args: Args) -> dict[str, float]:
             bonus, raw_bonus = torch.stack(bonuses).mean((0, 2))
             losses |= {"explore/bonus": bonus, "explore/raw_bonus": raw_bonus}
             run.log_update(global_step, {name: value.item() for name, value in losses.items()})
-        due = row_done and args.eval_every and global_step % args.eval_every < log_steps
-        if due and update + 1 < num_updates:
-            run.log_eval(global_step, evaluate(actor, counts, args))  # once per eval_every
+        if row_done and run.eval_due(global_step, log_steps) and update + 1 < num_updates:
+            run.log_eval(global_step, evaluate(actor, counts, args))
 
     run.checkpoint(global_step, write=True)
     metrics = evaluate(actor, counts, args) if args.eval_episodes else {}

@@ -483,6 +483,7 @@ class Run:
         self._snapshot: bytes | None = None
         self._on_disk = self._amid_save = False  # of the snapshot
         self._signal: int | None = None  # that came amid a save
+        self._eval_due = False  # at the last step that was asked about
         self._next_save = 0
         self._next_copy, self._copied = 0.0, False
         self._sizes: dict[str, int] = {}  # of the CSV files at the checkpoint
@@ -704,6 +705,16 @@ class Run:
                 share = spent / (time.monotonic() - self._start_time)
                 self.writer.add_scalar(f"charts/time_{name}", share, step)
 
+    def eval_due(self, step: int, row_steps: int) -> bool:
+        """Whether --eval-every asks for an evaluation at a step, once in so many steps.
+
+        step        int    env steps done, at the end of a row of updates.csv
+        row_steps   int    env steps from row to row
+        """
+        every = self.args.eval_every
+        self._eval_due = bool(every and step % every < row_steps)
+        return self._eval_due
+
     def log_eval(self, step: int, metrics: dict[str, float]) -> None:
         """Record an evaluation."""
         if metrics:
@@ -766,6 +777,7 @@ class Run:
             "global_step": step,
             "files": sizes,
             "visits": self.visits,
+            "eval_due": self._eval_due,
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if self._on_cuda() else [],
             "state": state,
@@ -778,6 +790,8 @@ class Run:
         self._snapshot = buffer.getvalue()
         if write or step >= self._next_save > 0:
             self._save()
+            if self._signal is not None:
+                self._on_signal(self._signal, None)
         every = self.args.checkpoint_every
         self._next_save = (step // every + 1) * every
         now = time.monotonic()
@@ -801,8 +815,6 @@ class Run:
             self._on_disk = True
         finally:
             self._amid_save = False
-        if self._signal is not None:
-            self._on_signal(self._signal, None)
 
     def _write_whole(self, name: str, content: bytes | dict[str, Any]) -> None:
         """Write a file under a temporary name, then rename it: never half a file."""
@@ -879,7 +891,8 @@ class Run:
             except (KeyError, ValueError) as error:
                 fail(f"{path} does not fit this script, replay buffer: {error}; start the run anew")
         self._sizes, self.start_step = content["files"], content["global_step"]
-        self._keep_due_evaluation()
+        if content.get("eval_due"):
+            self._keep_due_evaluation()
         self.visits[:] = content["visits"].numpy()
         torch.set_rng_state(content["torch_rng"])
         if self._on_cuda() and len(content["cuda_rng"]) == torch.cuda.device_count():
@@ -889,19 +902,13 @@ class Run:
 
     def _keep_due_evaluation(self) -> None:
         """Let the evaluation at the end stand where a longer run makes one at that step as well."""
-        every, file = self.args.eval_every, self.folder / "evals.csv"
-        longer = self.args.total_timesteps > self.start_step > 0
-        if not (every and longer and file.exists()):
+        size, file = self._sizes.get("evals.csv", 0), self.folder / "evals.csv"
+        if self.args.total_timesteps <= self.start_step or not file.exists():
             return
-        updates = (self.folder / "updates.csv").read_text().splitlines()[1:]
-        steps = [0] + [int(line.partition(",")[0]) for line in updates]
-        last = steps.index(self.start_step) if self.start_step in steps else 0
-        size = self._sizes.get("evals.csv", 0)
         lines = file.read_bytes()[size:].splitlines(keepends=True)
         header = b"" if size or not lines else lines.pop(0)
         row = lines[0] if lines and lines[0].endswith(b"\n") else b""
-        due = last and steps[last] // every > steps[last - 1] // every
-        if due and row.startswith(b"%d," % self.start_step):
+        if row.startswith(b"%d," % self.start_step):
             self._sizes["evals.csv"] = size + len(header) + len(row)
 
     # -- ends ----------------------------------------------------------------------------------
@@ -938,7 +945,7 @@ class Run:
     def _on_signal(self, number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C changes nothing
         if self._amid_save:  # two writers of one file would tear it
-            self._signal = number
+            self._signal = self._signal or number
             return
         step = "before the first iteration" if self._snapshot is None else "state saved"
         self._leave(f"stopped by {signal.Signals(number).name}, {step}", 128 + number)

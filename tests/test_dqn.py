@@ -753,6 +753,26 @@ def test_the_same_seed_gives_the_same_csv(tmp_path):
     assert first["updates.csv"] != other["updates.csv"]
 
 
+def test_a_run_is_resumed_before_its_first_update(tmp_path, monkeypatch):
+    """There are evaluations by then, and no updates.csv."""
+    settings = {"learning_starts": 60, "eval_every": 32, "log_every": 1, "checkpoint_every": 16}
+    _, whole = train(tmp_path, name="whole", **settings)
+    checkpoint = dqn_sofe.runs.Run.checkpoint
+
+    def stop_at_40(self, step, **rest):
+        checkpoint(self, step, **rest)
+        if step == 40:
+            raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
+        patch.setattr(dqn_sofe.runs.Run, "checkpoint", stop_at_40)
+        train(tmp_path, name="parts", **settings)
+    parts = tmp_path / "parts"
+    assert "evals.csv" in texts(parts) and "updates.csv" not in texts(parts)
+    dqn_sofe.main(Args(resume=str(parts)))
+    assert texts(parts) == texts(whole)
+
+
 @pytest.mark.parametrize(
     ("settings", "done"),
     [
@@ -760,6 +780,7 @@ def test_the_same_seed_gives_the_same_csv(tmp_path):
         ({"env_id": "DeepSea-v0", "deepsea_size": 5, "counts": "global", "n_step": 3}, 64),
         ({"log_every": 5, "bonus": "smax", "buffer_size": 1000}, 80),  # 64 are rounded up
         ({"learning_starts": 60, "augment": False, "train_frequency": 3}, 72),
+        ({"learning_starts": 60, "eval_every": 24}, 64),  # its first row; nothing is due there
     ],
     ids=str,
 )
