@@ -178,8 +178,9 @@ def main():
     committed = args.size != "smoke" and not args.seeds
     path, picture = write_curves(name, edges, curves, committed, "counts", "return")
     sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
+    entropy = ", entropy weight 0.001" if args.size == "small" else ""  # DQN has none
     caption = (
-        f"{LABELS[args.algorithm]}, {MAZE} with a goal, sqrt bonus, {sees}, "
+        f"{LABELS[args.algorithm]}, {MAZE} with a goal, sqrt bonus{entropy}, {sees}, "
         f"{setting(args.size, seeds, steps)}. {command_of('fig_sparse.py', args, **CHOICES)}"
     )
     lines = {"random walk": random_walk_success(limit)}
@@ -189,7 +190,7 @@ def main():
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
     bars = figures / f"{file_name(args.size, 'bars', 'episodic', args.view)}.png"
     about = (
-        f"{MAZE} with a goal, sqrt bonus, {sees}. Last tenth of training: "
+        f"{MAZE} with a goal, sqrt bonus{entropy}, {sees}. Last tenth of training: "
         f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
         f"--algorithm and --counts"
     )
