@@ -218,6 +218,14 @@ def test_a_longer_run_keeps_the_evaluation_that_was_due(start, every, total, kep
     assert (run.folder / "evals.csv").read_text().split() == rows
 
 
+@pytest.mark.parametrize(
+    ("every", "due"), [(0, []), (16, [16, 32, 48]), (20, [24, 40]), (5, [8, 16, 24, 32, 40, 48])]
+)
+def test_evaluations_are_due_once_in_every_so_many_steps(start, every, due):
+    run = start(eval_every=every)
+    assert [step for step in range(8, 49, 8) if run.eval_due(step, 8)] == due
+
+
 def test_every_episode_is_logged_and_the_csv_is_short(start):
     run = start(run_name="run")
     episode = {"r": np.array([1.0, 0, 2]), "l": np.array([7, 0, 9])}
