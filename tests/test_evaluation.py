@@ -1,4 +1,4 @@
-"""Environments and `evaluate` of the scripts, recomputed from actions and positions."""
+"""Environments and `evaluate` of the scripts of the mazes, from actions and positions alone."""
 
 import inspect
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ from torch.distributions import Categorical
 
 import a2c_sofe
 import dqn_sofe
-import impala_e3b_sofe
 import ppo_lstm_sofe
 import ppo_sofe
 from common import deepsea, mazes
@@ -149,41 +148,3 @@ def test_without_random_actions_both_halves_of_dqn_are_greedy(monkeypatch):
     metrics = dqn_sofe.evaluate(network, torch.zeros(1, 5, 5).long(), args)
     for name in ("return", "length", "coverage"):
         assert metrics[f"eval/greedy_{name}"] == metrics[f"eval/sampled_{name}"]
-
-
-def test_impala_is_evaluated_on_other_levels(monkeypatch):
-    """The levels of the split "eval"; the first half of the envs takes the likeliest actions."""
-    pytest.importorskip("minihack")
-    splits, policies, taken = [], [], []
-    make_envs, read = impala_e3b_sofe.make_envs, impala_e3b_sofe.Actor.read
-
-    def make_and_keep(args, num_envs, split):
-        envs = make_envs(args, num_envs, split)
-        step = envs.step
-        splits.append(split)
-        envs.step = lambda actions: taken.append(np.array(actions)) or step(actions)
-        return envs
-
-    def read_and_keep(self, *arguments):
-        policies.append(read(self, *arguments))
-        return policies[-1]
-
-    args = impala_e3b_sofe.Args(
-        env_id="MiniHack-Room-5x5-v0", num_workers=0, hidden_dim=16, glyph_dim=2, crop_only=True,
-        embedding_dim=8, augment="none", eval_episodes=3, device="cpu", num_envs=2,
-    )  # fmt: skip
-    envs = make_envs(args, 1, "train")
-    agent = impala_e3b_sofe.Agent(envs, args)
-    explorer = impala_e3b_sofe.make_explorer(envs, args)
-    envs.close()
-    monkeypatch.setattr(impala_e3b_sofe, "make_envs", make_and_keep)
-    monkeypatch.setattr(impala_e3b_sofe.Actor, "read", read_and_keep)
-    metrics = impala_e3b_sofe.evaluate(agent, explorer, args)
-    assert splits == ["eval"] and metrics["eval/sampled_length"] > 1
-    likeliest = 0
-    policies = [entry for entry in policies if len(entry[0].logits[0]) == 6]  # not of final states
-    for actions, (policy, *_) in zip(taken, policies, strict=True):
-        best = policy.logits[0].argmax(1).numpy()
-        assert np.array_equal(actions[:3], best[:3])
-        likeliest += (actions[3:] == best[3:]).mean() / len(taken)
-    assert likeliest < 0.9

@@ -509,6 +509,49 @@ def test_rewards_and_the_explorer_of_each_bonus(tmp_path, monkeypatch, bonus, we
     assert (len(learned) < len(moved)) == (bonus == "rnd")
 
 
+def test_impala_is_evaluated_on_other_levels(monkeypatch):
+    """The levels of the split "eval"; the first half of the envs takes the likeliest actions."""
+    splits, policies, taken = [], [], []
+    make_envs, read = impala_e3b_sofe.make_envs, impala_e3b_sofe.Actor.read
+
+    def make_and_keep(args, num_envs, split):
+        envs = make_envs(args, num_envs, split)
+        step = envs.step
+        splits.append(split)
+
+        def kept(actions):
+            taken.append((np.array(actions), policies[-1]))
+            return step(actions)
+
+        envs.step = kept
+        return envs
+
+    def read_and_keep(self, *arguments):
+        output = read(self, *arguments)  # before a step, and for the last states of cut episodes
+        policies.append(output[0])
+        return output
+
+    torch.manual_seed(0)
+    args = impala_e3b_sofe.Args(
+        env_id="MiniHack-Room-5x5-v0", num_workers=0, hidden_dim=16, glyph_dim=2, crop_only=True,
+        embedding_dim=8, augment="none", eval_episodes=3, device="cpu", num_envs=2,
+    )  # fmt: skip
+    envs = make_envs(args, 1, "train")
+    agent = impala_e3b_sofe.Agent(envs, args)
+    explorer = impala_e3b_sofe.make_explorer(envs, args)
+    envs.close()
+    monkeypatch.setattr(impala_e3b_sofe, "make_envs", make_and_keep)
+    monkeypatch.setattr(impala_e3b_sofe.Actor, "read", read_and_keep)
+    metrics = impala_e3b_sofe.evaluate(agent, explorer, args)
+    assert splits == ["eval"] and metrics["eval/sampled_length"] > 1
+    likeliest = 0
+    for actions, policy in taken:
+        best = policy.logits[0].argmax(1).numpy()
+        assert np.array_equal(actions[:3], best[:3])
+        likeliest += (actions[3:] == best[3:]).mean() / len(taken)
+    assert likeliest < 0.9
+
+
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_flags_reach_the_environments(monkeypatch, split):
     made = []
