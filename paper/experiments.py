@@ -157,15 +157,18 @@ def flags_at(line: list[str]) -> int:
 def check_args(folder: Path, line: list[str]) -> None:
     """End the program if a run was made with other arguments than a command line has.
 
-    A flag that the script got after the run was made counts as left at its default.
+    A flag that the script got after the run was made counts as left at its default. Of those that
+    --resume may change, two decide what the figures are made of and must agree as well.
     """
     record = json.loads((folder / "args.json").read_text())
-    saved, script = record["args"], importlib.import_module(record["script"])
+    script = importlib.import_module(record["script"])
+    saved = {field.name: field.default for field in dataclasses.fields(script.Args)}
+    saved |= record["args"]
     asked = dataclasses.asdict(tyro.cli(script.Args, args=line[flags_at(line) :]))
-    asked |= {"runs_dir": saved.get("runs_dir"), "run_name": saved.get("run_name")}
+    free = set(RESUMABLE) - {"eval_every", "checkpoint_every"} | {"runs_dir", "run_name"}
     for name, value in asked.items():
-        was = saved.get(name, value)
-        if name not in RESUMABLE and was != value:
+        was = saved[name]
+        if name not in free and was != value:
             raise SystemExit(f"error: {folder} was made with {name}={was}, not {value}: move it")
     had, total = saved["total_timesteps"], asked["total_timesteps"]
     if had > total or (
@@ -317,22 +320,47 @@ def training_curves(
 
 
 def write_curves(
-    name: str, edges, curves, committed: bool, panel: str = "bonus", column: str = "coverage"
+    name: str,
+    edges,
+    curves,
+    committed: bool,
+    panel: str = "bonus",
+    column: str = "coverage",
+    counts: dict | None = None,
 ) -> tuple[Path, Path]:
     """Write curves as CSV; returns its path and that of the figure, in paper/ or else in RUNS.
 
     panel    what the first of the keys of the curves is
     column   what the curves show
+    counts   of how many episodes each value is the mean, for a column of its own
     """
     rows = [
         [key, arm, seed, int(edge), f"{value:.5f}"]
+        + ([f"{np.nan_to_num(counts[key, arm][seed - 1, k]):.0f}"] if counts else [])
         for (key, arm), array in curves.items()
         for seed, curve in enumerate(array, 1)
-        for edge, value in zip(edges, curve, strict=True)
+        for k, (edge, value) in enumerate(zip(edges, curve, strict=True))
     ]
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
-    path = write_csv(name, [panel, "arm", "seed", "step", column], rows, results)
-    return path, figures / f"{name}.png"
+    header = [panel, "arm", "seed", "step", column, *(["episodes"] if counts else [])]
+    return write_csv(name, header, rows, results), figures / f"{name}.png"
+
+
+def write_evals(
+    name: str,
+    runs: dict[tuple[str, str], list[str]],
+    columns: tuple[str, ...],
+    committed: bool,
+    panel: str = "bonus",
+) -> tuple[Path, list[list]]:
+    """Write the evaluation at the end of each run as NAME_eval.csv; returns its path and rows."""
+    rows = [
+        [key, arm, seed, *(f"{read(run, 'evals.csv')[column][-1]:.4f}" for column in columns)]
+        for (key, arm), of_seeds in runs.items()
+        for seed, run in enumerate(of_seeds, 1)
+    ]
+    header, folder = [panel, "arm", "seed", *columns], RESULTS if committed else RUNS
+    return write_csv(f"{name}_eval", header, rows, folder), rows
 
 
 def draw_curves(

@@ -13,8 +13,9 @@ training; the grey lines are a random walk and an explorer that knows the map an
 the nearest unvisited cell. With global counts an episode is not paid for cells that others have
 seen, so its own coverage says little: drawn is the share of the reachable cells that the run has
 visited by then, in all episodes of all its environments; the grey line is what random walks of as
-many steps have seen in the end. Writes paper/results/coverage_ALGORITHM_mazeN.csv and the figure
-of that name in paper/figures/; _global and the choice of bonuses are added to the name.
+many steps have seen in the end. Writes paper/results/coverage_ALGORITHM_mazeN.csv, the coverage of
+the trained agent's episodes, without learning, as ..._eval.csv, and the figure of that name in
+paper/figures/; _global and the choice of bonuses are added to the name.
 """
 
 from functools import partial
@@ -35,6 +36,7 @@ from experiments import (
     setting,
     training_curves,
     write_curves,
+    write_evals,
 )
 
 from common.mazes import ACTIONS, MazeVecEnv, full_knowledge_coverage, random_walk_coverage
@@ -120,6 +122,8 @@ def main():
         }
     committed = not smoke and not args.seeds
     path, picture = write_curves(name, edges, curves, committed, column=column)
+    evals = ("greedy_coverage", "sampled_coverage")
+    evals_path, rows = write_evals(name, runs, evals, committed)
     caption = (
         f"{LABELS[args.algorithm]}, {maze}, reward-free, {args.counts} counts, "
         f"{setting(args.size, seeds, steps)}; arms differ in --augment. "
@@ -127,7 +131,9 @@ def main():
     )
     draw_curves(picture, edges, curves, lines, caption, **style)
     print_last(edges, curves, column)
-    print(f"wrote {path} and {picture}")
+    for row in rows:
+        print("evaluation", *row)
+    print(f"wrote {path}, {evals_path} and {picture}")
 
 
 if __name__ == "__main__":

@@ -20,25 +20,22 @@ by the goal, which ends it; the weights of entropy and value loss go with it. Th
 
 import numpy as np
 from experiments import (
-    RESULTS,
-    RUNS,
     command_of,
     draw_curves,
     jobs_of,
     launch,
     parse_size,
     print_last,
-    read,
     training_curves,
-    write_csv,
     write_curves,
+    write_evals,
 )
 
 from common.minihack import MiniHackVecEnv
 from common.procgen import ProcgenVecEnv
 
 ARMS = {  # flags, label and color
-    "none": (["--bonus", "none"], "no bonus", "gray"),
+    "none": (["--bonus", "none"], "no bonus", "black"),
     "e3b": (["--bonus", "e3b"], "E3B", "tab:blue"),
     "diagonal": (["--bonus", "e3b", "--augment", "diagonal"], "E3B, diagonal shown", "tab:orange"),
     "full": (["--bonus", "e3b", "--augment", "full"], "E3B, ellipsoid shown", "tab:red"),
@@ -130,13 +127,7 @@ def main():
     edges, curves = training_curves(names, steps, bins, "success")
     name = f"{prefix}e3b_{args.task}" + ("_diagonal" if args.shown == "diagonal" else "")
     path, picture = write_curves(name, edges, curves, committed, "env", "success")
-    evals = [
-        [env_id, arm, seed, *(f"{read(run, 'evals.csv')[key][-1]:.4f}" for key in COLUMNS)]
-        for (_, arm), runs in names.items()
-        for seed, run in enumerate(runs, 1)
-    ]
-    header = ["env", "arm", "seed", *COLUMNS]
-    evals_path = write_csv(f"{name}_eval", header, evals, RESULTS if committed else RUNS)
+    evals_path, evals = write_evals(name, names, COLUMNS, committed, "env")
     sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
     caption = (
         f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "

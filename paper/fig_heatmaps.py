@@ -50,6 +50,8 @@ def visits_by_part(name: str, edges: np.ndarray, shape: tuple[int, int], runs=RU
     totals = np.zeros((len(edges), *shape), np.int64)
     for part, edge in enumerate(edges):
         at = log["step"] == edge
+        if not at.any():
+            raise SystemExit(f"error: {runs / name / 'visits.csv'} has no row of step {edge}")
         totals[part, log["row"][at], log["column"][at]] = log["visits"][at]
     return np.diff(totals, axis=0, prepend=0)
 

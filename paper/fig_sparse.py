@@ -119,8 +119,8 @@ def file_name(size: str, algorithm: str, counts: str, view: str) -> str:
     return name + ("" if view == "full" else f"_view{view}")
 
 
-def last_returns(path: Path) -> dict[str, np.ndarray]:
-    """Of a CSV file of curves: arm -> (seeds,) mean return in the last tenth of training."""
+def last_returns(path: Path) -> tuple[float, dict[str, np.ndarray]]:
+    """Of a CSV file of curves: steps, and arm -> (seeds,) mean return in their last tenth."""
     edges: set[float] = set()
     curves: dict[str, dict[str, list[float]]] = {}
     with open(path) as lines:
@@ -128,14 +128,18 @@ def last_returns(path: Path) -> dict[str, np.ndarray]:
             seeds = curves.setdefault(row["arm"], {})
             seeds.setdefault(row["seed"], []).append(float(row["return"]))
             edges.add(float(row["step"]))
-    return {
+    last = {
         arm: last_tenth(np.array(sorted(edges)), np.array(list(seeds.values())))
         for arm, seeds in curves.items()
     }
+    return max(edges), last
 
 
-def draw_bars(size: str, view: str, folder: Path, path: Path, caption: str) -> None:
-    """Draw what all algorithms whose CSV file is in a folder reach, a panel for each counts."""
+def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, caption: str) -> None:
+    """Draw what all algorithms reach that a folder has a CSV file of, a panel for each counts.
+
+    A file of another number of steps is left out.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -146,14 +150,15 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, caption: str) -> N
     for ax, counts in zip(axes, both, strict=True):
         for place, algorithm in enumerate(CHOICES["algorithm"]):
             file = folder / f"{file_name(size, algorithm, counts, view)}.csv"
-            if not file.exists():
+            trained, returns = last_returns(file) if file.exists() else (0, {})
+            if trained != steps:
                 ax.text(place, 0.02, "not run", ha="center", fontsize=8, color="gray")
                 continue
-            returns = last_returns(file)
-            for side, (arm, (_, _, color)) in zip((0.27, 0, -0.27), GOAL_ARMS.items(), strict=True):
+            for side, (arm, (_, _, color)) in zip((-0.27, 0, 0.27), GOAL_ARMS.items(), strict=True):
                 middle, low, high = (float(x[0]) for x in iqm_interval(returns[arm][:, None]))
                 error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
                 ax.bar(place + side, middle, 0.25, yerr=error, color=color, capsize=3)
+                ax.text(place + side, high + 0.02, f"{middle:.2f}", ha="center", fontsize=7)
         ax.set(title=f"{counts} counts", ylim=(0, 1.05), xlim=(-0.5, 3.5))
         ax.set_xticks(range(4), [LABELS[algorithm] for algorithm in CHOICES["algorithm"]])
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for _, _, color in GOAL_ARMS.values()]
@@ -174,9 +179,10 @@ def main():
     # A bin must hold an episode of full length of each env, else only those at the goal end in it.
     bins = 4 if args.size == "smoke" else 10
     edges, curves = training_curves(runs, steps, bins, "return")
+    _, episodes = training_curves(runs, steps, bins, "return", summary=len)
     name = file_name(args.size, args.algorithm, args.counts, args.view)
     committed = args.size != "smoke" and not args.seeds
-    path, picture = write_curves(name, edges, curves, committed, "counts", "return")
+    path, picture = write_curves(name, edges, curves, committed, "counts", "return", episodes)
     sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
     entropy = ", entropy weight 0.001" if args.size == "small" else ""  # DQN has none
     caption = (
@@ -194,7 +200,7 @@ def main():
         f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
         f"--algorithm and --counts"
     )
-    draw_bars(args.size, args.view, results, bars, about)
+    draw_bars(args.size, args.view, results, bars, steps, about)
     print(f"wrote {path}, {picture} and {bars}")
 
 

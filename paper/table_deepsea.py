@@ -7,15 +7,17 @@ The arms differ in --augment alone, and an algorithm has one setting for all siz
 rollout is one episode of each env. A run that is finished is evaluated once more, on 10,000 or
 (--paper) 100,000 episodes, half of them greedy; all greedy ones are the same, as DeepSea is
 deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return of these episodes,
-and the training episodes after which an evaluation first earned 0.95 or more. Printed beside them
-are the numbers of the paper's table, and "not run" for a size of which no run is finished.
+and the training episodes after which an evaluation first earned 0.95 or more; there is one every
+1,000 episodes (DQN: 500). --only leaves the rows of the other sizes as they are. Printed beside
+them are the numbers of the paper's table, and "not run" for a size that has no rows.
 """
 
+import csv
 import json
 import sys
 
 import numpy as np
-from experiments import RESULTS, RUNS, is_finished, launch, parse_size, read, run, write_csv
+from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
@@ -96,6 +98,15 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, float, int |
     return evals["greedy_return"][-1], evals["sampled_return"][-1], first
 
 
+def other_rows(path, size: str) -> list[list]:
+    """The rows of a table that are not of one size; none where there is no table."""
+    if not path.exists():
+        return []
+    with open(path) as lines:
+        rows = [list(row.values()) for row in csv.DictReader(lines)]
+    return [[*row[:2], int(row[2]), *row[3:]] for row in rows if row[2] != size]
+
+
 def summary(values: list[float]) -> str:
     """Mean and standard deviation over the seeds; the paper's is over evaluation episodes."""
     return f"{np.mean(values):.2f} ± {np.std(values):.2f}"
@@ -106,10 +117,13 @@ def main():
     algorithm = args.algorithm
     sizes, seeds, budget = SIZES[args.size][algorithm]
     seeds = args.seeds or seeds
+    if args.only not in ("all", *map(str, sizes)):
+        raise SystemExit(f"error: --{args.size} --algorithm {algorithm} has the sizes {sizes} only")
     prefix = "" if args.size == "small" else f"{args.size}-"
     names = {
         (size, arm, seed): f"{prefix}deepsea{size}-{algorithm}-{arm}-seed{seed}"
         for size in sizes
+        if args.only in ("all", str(size))
         for arm in ARMS
         for seed in range(1, seeds + 1)
     }
@@ -121,18 +135,17 @@ def main():
         ]
         for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
     }
-    chosen = {name for (size, *_), name in names.items() if args.only in ("all", str(size))}
-    launch({name: line for name, line in jobs.items() if name in chosen}, args.jobs)
-    ended = {key: name for key, name in names.items() if is_finished(name, jobs[name])}
-    evaluate(list(ended.values()), algorithm, EVALUATION[args.size], args.jobs)
-    rows = []
-    for (size, arm, seed), name in ended.items():
-        greedy, sampled, solved = result(name, size)
-        rows.append([algorithm, arm, size, seed, f"{greedy:.4f}", f"{sampled:.4f}", solved])
-    header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
+    launch(jobs, args.jobs)
+    evaluate(list(names.values()), algorithm, EVALUATION[args.size], args.jobs)
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    name = f"{prefix}table_deepsea_{algorithm}"
-    path = write_csv(name, [*header, "episodes_to_0.95"], rows, folder)
+    table = f"{prefix}table_deepsea_{algorithm}"
+    rows = [] if args.only == "all" else other_rows(folder / f"{table}.csv", args.only)
+    for (size, arm, seed), name in names.items():
+        greedy, sampled, solved = result(name, size)
+        rows.append([algorithm, arm, size, seed, f"{greedy:.4f}", f"{sampled:.4f}", solved or ""])
+    rows.sort(key=lambda row: row[2])  # by size, else in their order
+    header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
+    path = write_csv(table, [*header, "episodes_to_0.95"], rows, folder)
     print("| DeepSea | arm | greedy return | sampled | seeds at 0.95 | episodes to 0.95 |")
     print("|---|---|---|---|---|---|")
     for size in sizes:
@@ -143,7 +156,7 @@ def main():
                 continue
             greedy, sampled = ([float(row[column]) for row in chosen] for column in (4, 5))
             reached = f"{sum(value >= 0.95 for value in greedy)} of {len(chosen)}"
-            solved = ", ".join("never" if row[6] is None else f"{row[6]:,}" for row in chosen)
+            solved = ", ".join(f"{int(row[6]):,}" if row[6] else "never" for row in chosen)
             text = f"{summary(greedy)} | {summary(sampled)} | {reached} | {solved}"
             print(f"| {size} | {arm} | {text} |")
         for who, printed in PRINTED.get(algorithm, {}).items():

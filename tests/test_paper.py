@@ -1,6 +1,7 @@
 """Each file of paper/ in its --smoke size, and what the files share."""
 
 import csv
+import importlib
 import json
 import os
 import runpy
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
+from matplotlib.axes import Axes
 from rliable import metrics
 from run_files import quick  # noqa: F401
 
@@ -183,7 +186,8 @@ def test_a_run_goes_on_with_the_words_before_its_flags(tmp_path):
 def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_here):
     """Resuming cuts evals.csv back to the checkpoint, so the evaluation at the end is missing."""
     line = ["ppo_sofe.py", *experiments.SMOKE["ppo"], "--max-steps", "8", "--total-timesteps", "32"]
-    experiments.launch({"run": [*line, "--eval-every", "16"]}, 1, tmp_path)
+    line += ["--eval-every", "16"]
+    experiments.launch({"run": line}, 1, tmp_path)
     evals = tmp_path / "run" / "evals.csv"
     evals.write_text("".join(evals.read_text().splitlines(keepends=True)[:-1]))
     assert experiments.last_step(tmp_path / "run", "evals.csv") == 16
@@ -199,6 +203,10 @@ def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_
         ({"beta": 0.5}, [], "beta=0.5, not 1.0"),  # one that the line does not have
         ({"bonus": "rnd"}, ["--bonus", "e3b"], "bonus=rnd, not e3b"),
         ({"seed": 3}, ["--seed", "3"], None),
+        ({}, ["--crop-only"], "crop_only=False, not True"),  # a run of before this flag
+        ({"eval_every": 10}, [], "eval_every=10, not 0"),  # when DeepSea was solved
+        ({"checkpoint_every": 10}, [], "checkpoint_every=10, not "),  # when visits were written
+        ({"eval_episodes": 10}, [], None),  # more of them are asked for later
         ({}, ["--total-timesteps", "99"], "made for 100 steps, not 99"),
         ({"num_workers": 7}, [], None),  # changes no result
     ],
@@ -345,7 +353,7 @@ def test_deepsea_is_solved_by_the_greedy_policy(tmp_path):
     assert table_deepsea.result("run", 10, tmp_path) == (0.2, 0.99, None)
 
 
-def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp_path):
+def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp_path, monkeypatch):
     rows = [
         f"global,{arm},{seed},{step},{seed * level if step > 90 else 0.9}"
         for arm, level in (("sofe", 0.2), ("plain", 0.1), ("none", 0.0))
@@ -357,14 +365,107 @@ def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp
     assert name == "sparse_a2c_global_view5"
     path = tmp_path / f"{name}.csv"
     path.write_text("\n".join(["counts,arm,seed,step,return", *rows]))
-    returns = fig_sparse.last_returns(path)
+    steps, returns = fig_sparse.last_returns(path)
+    assert steps == 100
     assert {arm: values.tolist() for arm, values in returns.items()} == {
         "sofe": pytest.approx([0.2, 0.4, 0.6]),
         "plain": pytest.approx([0.1, 0.2, 0.3]),
         "none": [0, 0, 0],
     }
-    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", "a caption")
+    words = []
+    text = Axes.text
+    monkeypatch.setattr(Axes, "text", lambda ax, *at, **how: words.append(at[2]) or text(ax, *at))
+    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", 100, "a caption")
+    assert sorted(words) == ["0.00", "0.20", "0.40", *7 * ["not run"]]
+    words.clear()  # what is there is of other runs
+    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", 200, "a caption")
+    assert words == 8 * ["not run"]
     assert (tmp_path / "bars.png").stat().st_size > 10_000
+
+
+def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatch, capsys):
+    """A run of another size, made with other flags, does not enter it either."""
+    table = {"smoke": dict.fromkeys(table_deepsea.ALGORITHMS, ((10, 14), 1, 64))}
+    monkeypatch.setattr(table_deepsea, "SIZES", table)
+    monkeypatch.setattr(table_deepsea, "RUNS", tmp_path)
+    monkeypatch.setattr(table_deepsea, "launch", lambda jobs, parallel: launched.extend(jobs))
+    monkeypatch.setattr(table_deepsea, "evaluate", lambda names, *_: evaluated.extend(names))
+    results = {"smoke-deepsea14-ppo-sofe-seed1": (0.99, 0.5, 20)}
+    monkeypatch.setattr(
+        table_deepsea, "result", lambda name, size: results.get(name, (0.1, 0.2, None))
+    )
+    path, launched, evaluated = tmp_path / "smoke-table_deepsea_ppo.csv", [], []
+    header = "algorithm,arm,size,seed,greedy_return,sampled_return,episodes_to_0.95"
+    old = ["ppo,sofe,10,1,0.7000,0.6000,1024", "ppo,plain,14,9,0,0,7", "ppo,sofe,30,1,0.5,0.5,"]
+    path.write_text("\n".join([header, *old, ""]))
+    monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "14"])
+    table_deepsea.main()
+    chosen = ["smoke-deepsea14-ppo-sofe-seed1", "smoke-deepsea14-ppo-plain-seed1"]
+    assert launched == evaluated == chosen
+    new = ["ppo,sofe,14,1,0.9900,0.5000,20", "ppo,plain,14,1,0.1000,0.2000,"]
+    assert path.read_text().splitlines() == [header, old[0], *new, old[2]]
+    assert "| 10 | sofe | 0.70 ± 0.00 | 0.60 ± 0.00 | 0 of 1 | 1,024 |" in capsys.readouterr().out
+
+    monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "20"])
+    with pytest.raises(SystemExit, match=r"ppo has the sizes \(10, 14\) only"):
+        table_deepsea.main()
+
+
+class Stop(Exception):
+    """In place of the launch of runs."""
+
+
+CHOSEN = [  # each file, with each algorithm and task
+    *[
+        ("fig_coverage.py", algorithm, "--maze 3 --counts global")
+        for algorithm in fig_sparse.LABELS
+    ],
+    *[("fig_sparse.py", algorithm, "--counts global --view 5") for algorithm in fig_sparse.LABELS],
+    *[("fig_smax.py", algorithm, "") for algorithm in fig_sparse.LABELS],
+    *[("table_deepsea.py", algorithm, "") for algorithm in fig_sparse.LABELS],
+    *[("fig_e3b.py", None, f"--task {task}") for task in ("multiroom", "room", "procgen")],
+    *[("ablation_encoding.py", None, f"--task {task}") for task in ("maze1", "deepsea14")],
+    *[(file, None, "") for file in ("fig_heatmaps.py", "fig_goal_reaching.py", "fig_godot.py")],
+]
+
+
+def test_all_files_are_among_the_chosen():
+    files = {path.name for path in (ROOT / "paper").glob("*.py")} - {"experiments.py"}
+    assert files == {file for file, *_ in CHOSEN}
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize(("file", "algorithm", "flags"), CHOSEN)
+def test_the_scripts_take_the_command_lines(file, algorithm, flags, size, monkeypatch):
+    """Those of --small and --paper, which no other test reads."""
+
+    def launch(jobs, parallel):
+        launched.update(jobs)
+        raise Stop
+
+    launched = {}
+    monkeypatch.setattr(experiments, "launch", launch)
+    for module in ("table_deepsea", "fig_coverage"):  # they import `launch` anew
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    flags = [*flags.split(), *(["--algorithm", algorithm] if algorithm else [])]
+    monkeypatch.setattr(sys, "argv", [file, f"--{size}", *flags])
+    with pytest.raises(Stop):
+        runpy.run_path(str(ROOT / "paper" / file), run_name="__main__")
+    first = {name: line for name, line in launched.items() if name.endswith("-seed1")}
+    assert first
+    arms = {}
+    for name, line in first.items():
+        script = "ppo_sofe" if line[1] == "worker" else Path(line[0]).stem
+        words = line[experiments.flags_at(line) :]
+        arms[name] = tyro.cli(importlib.import_module(script).Args, args=words)
+    if file == "fig_e3b.py":
+        for args in arms.values():
+            args.bonus, args.augment = "none", "none"
+        assert all(args == next(iter(arms.values())) for args in arms.values())
+    elif file == "ablation_encoding.py":
+        assert all(args == next(iter(arms.values())) for args in arms.values())
+    elif file != "fig_goal_reaching.py":  # it has one arm
+        assert differ_in_augment_alone(launched)
 
 
 def test_visits_of_each_part_of_training_add_up(tmp_path):
@@ -373,6 +474,8 @@ def test_visits_of_each_part_of_training_add_up(tmp_path):
     (tmp_path / "run" / "visits.csv").write_text(table)
     visits = fig_heatmaps.visits_by_part("run", np.array([10, 20, 30]), (2, 2), tmp_path)
     assert visits.tolist() == [[[0, 3], [0, 0]], [[0, 0], [2, 0]], [[0, 6], [0, 0]]]
+    with pytest.raises(SystemExit, match=r"visits\.csv has no row of step 25"):
+        fig_heatmaps.visits_by_part("run", np.array([10, 25, 30]), (2, 2), tmp_path)
 
 
 def follow_shortest_paths(maze):
