@@ -158,14 +158,14 @@ def check_args(folder: Path, line: list[str]) -> None:
     """End the program if a run was made with other arguments than a command line has.
 
     A flag that the script got after the run was made counts as left at its default. Of those that
-    --resume may change, two decide what the figures are made of and must agree as well.
+    --resume may change, --eval-every must agree: the first evaluation to be solved is a result.
     """
     record = json.loads((folder / "args.json").read_text())
     script = importlib.import_module(record["script"])
     saved = {field.name: field.default for field in dataclasses.fields(script.Args)}
     saved |= record["args"]
     asked = dataclasses.asdict(tyro.cli(script.Args, args=line[flags_at(line) :]))
-    free = set(RESUMABLE) - {"eval_every", "checkpoint_every"} | {"runs_dir", "run_name"}
+    free = set(RESUMABLE) - {"eval_every"} | {"runs_dir", "run_name"}
     for name, value in asked.items():
         was = saved[name]
         if name not in free and was != value:

@@ -205,7 +205,6 @@ def test_a_stopped_evaluation_of_a_finished_run_is_made_again(tmp_path, scripts_
         ({"seed": 3}, ["--seed", "3"], None),
         ({}, ["--crop-only"], "crop_only=False, not True"),  # a run of before this flag
         ({"eval_every": 10}, [], "eval_every=10, not 0"),  # when DeepSea was solved
-        ({"checkpoint_every": 10}, [], "checkpoint_every=10, not "),  # when visits were written
         ({"eval_episodes": 10}, [], None),  # more of them are asked for later
         ({}, ["--total-timesteps", "99"], "made for 100 steps, not 99"),
         ({"num_workers": 7}, [], None),  # changes no result

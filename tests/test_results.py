@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text().splitlines()
 ARMS = {"SOFE": "sofe", "with SOFE": "sofe", "without": "plain"}
+ARMS_IN_ORDER = ("sofe", "plain")
 
 
 def readme_table(header: str, lines: list[str] = README) -> list[list[str]]:
@@ -31,6 +32,15 @@ def curves(name: str, column: str = "coverage", **chosen: str) -> tuple[np.ndarr
     steps = sorted({int(row["step"]) for row in rows})
     values = np.array([float(row[column]) for row in rows]).reshape(-1, len(steps))
     return np.array(steps), values
+
+
+def evaluations(name: str, column: str, arm: str, **chosen: str) -> list[float]:
+    """What the trained agents of one arm reached, one number of each seed."""
+    chosen = chosen | {"arm": arm}
+    rows = [
+        row for row in results(f"{name}_eval") if all(row[key] == chosen[key] for key in chosen)
+    ]
+    return [float(row[column]) for row in rows]
 
 
 def numbers(text: str) -> list[float]:
@@ -60,7 +70,35 @@ def test_coverage_of_a2c_and_dqn(row):
     for text, step in zip(row[2:5], (200_000, 300_000, 500_000), strict=True):
         agree(text, coverage[:, steps == step].mean(0))
     agree(row[5], coverage[:, -1])
-    agree(row[6], coverage.mean(1))
+    agree(row[6], evaluations(f"coverage_{row[0].lower()}_maze1", "sampled_coverage", ARMS[row[1]]))
+    agree(row[7], coverage.mean(1))
+
+
+@pytest.mark.parametrize("bonus", ["sqrt", "salesman"])
+def test_each_seed_of_ppo_with_sofe_is_ahead_of_each_without(bonus):
+    sofe, plain = (curves("coverage_ppo_maze1", bonus=bonus, arm=arm)[1] for arm in ARMS_IN_ORDER)
+    assert sofe.mean(1).min() > plain.mean(1).max() and sofe[:, -1].min() > plain[:, -1].max()
+    trained = [
+        evaluations("coverage_ppo_maze1", "sampled_coverage", arm, bonus=bonus)
+        for arm in ARMS_IN_ORDER
+    ]
+    assert min(trained[0]) > max(trained[1])
+
+
+def test_each_seed_of_dqn_with_sofe_is_ahead_of_each_without():
+    sofe, plain = (curves("coverage_dqn_maze1", arm=arm)[1].mean(1) for arm in ARMS_IN_ORDER)
+    assert sofe.min() > plain.max()
+    sofe, plain = (
+        evaluations("coverage_dqn_maze1", "sampled_coverage", arm) for arm in ARMS_IN_ORDER
+    )
+    assert min(sofe) > max(plain)
+
+
+@pytest.mark.parametrize(("arm", "count"), [("sofe", 299), ("plain", 153)])
+def test_cells_of_the_last_heatmap(arm, count):
+    rows = results("heatmaps_a2c")
+    last = [row for row in rows if row["arm"] == arm and row["step"] == "500000"]
+    assert len(last) == count and f"{count}" in "\n".join(README)
 
 
 def test_goal_reaching():
@@ -109,11 +147,20 @@ def test_returns_of_a2c_in_deepsea(row):
 
 
 def test_success_of_e3b():
-    (row,) = readme_table("| no bonus | E3B | E3B, diagonal")
-    assert row[0] == "0.00 in all seeds"
-    for text, arm in zip(["0, 0, 0", *row[1:4]], ("none", "e3b", "diagonal", "full"), strict=True):
+    training, *evaluated = readme_table("| | no bonus | E3B | E3B, diagonal")
+    for place, arm in enumerate(("none", "e3b", "diagonal", "full"), 1):
         steps, success = curves("e3b_multiroom", "success", arm=arm)
-        agree(text, success[:, steps > 0.9 * steps[-1]].mean(1))
+        agree(training[place], success[:, steps > 0.9 * steps[-1]].mean(1))
+        for row, policy in zip(evaluated, ("sampled", "greedy"), strict=True):
+            agree(row[place], evaluations("e3b_multiroom", f"{policy}_success", arm))
+
+
+def test_success_in_procgen():
+    rows = results("e3b_procgen_eval")
+    assert f"{np.mean([float(row['sampled_success']) for row in rows]):.2f}" == "0.32"
+    greedy = [float(row["greedy_success"]) for row in rows]
+    words = f"({min(greedy):.2f} to {max(greedy):.2f})"
+    assert f"with greedy ones below it {words}" in " ".join(README)
 
 
 @pytest.mark.parametrize("row", readme_table("| S-Max | at 200k"), ids=lambda row: row[0])
