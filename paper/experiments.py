@@ -73,9 +73,12 @@ SMOKE = {
 }
 
 
-def parse_size(description: str, **choices: tuple[str, ...]) -> argparse.Namespace:
+def parse_size(
+    description: str, draw: bool = False, **choices: tuple[str, ...]
+) -> argparse.Namespace:
     """The command line of every file here: --smoke, --small or --paper, --seeds and --jobs.
 
+    draw      whether there is --draw as well, see `curves_of`
     choices   flags of the file's own, each a choice among names, the first of them by default:
               algorithm=("ppo", "a2c")
     """
@@ -91,6 +94,9 @@ def parse_size(description: str, **choices: tuple[str, ...]) -> argparse.Namespa
         "--seeds", type=int, help="how many seeds, from 1 on; the results then go to paper/runs/"
     )
     parser.add_argument("--jobs", type=int, default=2, help="how many runs at the same time")
+    if draw:
+        text = "train nothing: draw the numbers that are in paper/results/"
+        parser.add_argument("--draw", action="store_true", help=text)
     parser.set_defaults(size="small")
     args = parser.parse_args()
     if args.jobs < 1 or (args.seeds is not None and args.seeds < 1):
@@ -319,48 +325,65 @@ def training_curves(
     return edges[1:], curves
 
 
-def write_curves(
+def read_curves(path: Path, column: str) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray]]:
+    """What `training_curves` returned, from the CSV file that `curves_of` wrote of it."""
+    edges: dict[float, None] = {}
+    curves: dict[tuple[str, str], dict[str, list[float]]] = {}
+    with open(path) as lines:
+        for row in csv.DictReader(lines):
+            panel, arm, seed, step, *_ = row.values()
+            edges[float(step)] = None
+            curves.setdefault((panel, arm), {}).setdefault(seed, []).append(float(row[column]))
+    return np.array(list(edges)), {key: np.array([*curves[key].values()]) for key in curves}
+
+
+def curves_of(
+    args: argparse.Namespace,
     name: str,
-    edges,
-    curves,
-    committed: bool,
+    jobs: dict[str, list[str]],
+    runs: dict[tuple[str, str], list[str]],
+    steps: int,
+    bins: int,
     panel: str = "bonus",
     column: str = "coverage",
-    counts: dict | None = None,
-) -> tuple[Path, Path]:
-    """Write curves as CSV; returns its path and that of the figure, in paper/ or else in RUNS.
+    evals: tuple[str, ...] = (),
+    **how,
+) -> tuple[np.ndarray, dict[tuple[str, str], np.ndarray], Path]:
+    """Launch runs and write their curves as NAME.csv; with --draw, take the file as it is.
 
-    panel    what the first of the keys of the curves is
-    column   what the curves show
-    counts   of how many episodes each value is the mean, for a column of its own
+    jobs      as for `launch`
+    panel     what the first of the keys of `runs` is
+    column    what the curves show; beside it the file says of how many rows each value is made
+    evals     columns of the evaluation at the end of each run, for NAME_eval.csv
+    how       file and summary, as for `training_curves`
+    returns   what `training_curves` returns, as it is in the file, and the path of the figure
     """
-    rows = [
-        [key, arm, seed, int(edge), f"{value:.5f}"]
-        + ([f"{np.nan_to_num(counts[key, arm][seed - 1, k]):.0f}"] if counts else [])
-        for (key, arm), array in curves.items()
-        for seed, curve in enumerate(array, 1)
-        for k, (edge, value) in enumerate(zip(edges, curve, strict=True))
-    ]
+    committed = args.size != "smoke" and not args.seeds
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
-    header = [panel, "arm", "seed", "step", column, *(["episodes"] if counts else [])]
-    return write_csv(name, header, rows, results), figures / f"{name}.png"
-
-
-def write_evals(
-    name: str,
-    runs: dict[tuple[str, str], list[str]],
-    columns: tuple[str, ...],
-    committed: bool,
-    panel: str = "bonus",
-) -> tuple[Path, list[list]]:
-    """Write the evaluation at the end of each run as NAME_eval.csv; returns its path and rows."""
-    rows = [
-        [key, arm, seed, *(f"{read(run, 'evals.csv')[column][-1]:.4f}" for column in columns)]
-        for (key, arm), of_seeds in runs.items()
-        for seed, run in enumerate(of_seeds, 1)
-    ]
-    header, folder = [panel, "arm", "seed", *columns], RESULTS if committed else RUNS
-    return write_csv(f"{name}_eval", header, rows, folder), rows
+    path = results / f"{name}.csv"
+    if not args.draw:
+        launch(jobs, args.jobs)
+        edges, curves = training_curves(runs, steps, bins, column, **how)
+        _, counts = training_curves(runs, steps, bins, column, **how | {"summary": len})
+        rows = [
+            [*key, seed, int(edges[k]), f"{curve[k]:.5f}", int(np.nan_to_num(count[k]))]
+            for key in runs
+            for seed, (curve, count) in enumerate(zip(curves[key], counts[key], strict=True), 1)
+            for k in range(bins)
+        ]
+        write_csv(name, [panel, "arm", "seed", "step", column, "rows"], rows, results)
+        print(f"wrote {path}")
+        rows = [
+            [*key, seed, *(f"{read(run, 'evals.csv')[word][-1]:.4f}" for word in evals)]
+            for key, of_seeds in runs.items()
+            for seed, run in enumerate(of_seeds, 1)
+        ]
+        if evals:
+            evals_path = write_csv(f"{name}_eval", [panel, "arm", "seed", *evals], rows, results)
+            print(f"wrote {evals_path}")
+    elif not path.exists():
+        raise SystemExit(f"error: there is no {path} to draw: leave out --draw, and it is made")
+    return *read_curves(path, column), figures / f"{name}.png"
 
 
 def draw_curves(

@@ -18,8 +18,6 @@ the trained agent's episodes, without learning, as ..._eval.csv, and the figure 
 paper/figures/; _global and the choice of bonuses are added to the name.
 """
 
-from functools import partial
-
 import numpy as np
 from experiments import (
     ARMS,
@@ -28,15 +26,12 @@ from experiments import (
     SMALL,
     SMOKE,
     command_of,
+    curves_of,
     draw_curves,
     jobs_of,
-    launch,
     parse_size,
     print_last,
     setting,
-    training_curves,
-    write_curves,
-    write_evals,
 )
 
 from common.mazes import ACTIONS, MazeVecEnv, full_knowledge_coverage, random_walk_coverage
@@ -91,39 +86,34 @@ def random_walks_coverage(maze: str, steps: int, limit: int) -> float:
 
 
 def main():
-    args = parse_size(__doc__, **CHOICES)
+    args = parse_size(__doc__, draw=True, **CHOICES)
     _, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     both = args.bonuses == "both" or args.algorithm == "ppo" or args.size == "paper"
     bonuses = BONUSES if both and args.bonuses != "sqrt" else BONUSES[:1]
     which = (args.algorithm, args.maze, args.counts)
     runs = names(*which, bonuses, seeds, args.size)
-    launch(jobs(*which, args.size, runs), args.jobs)
-
     name = "" if args.size == "small" else f"{args.size}-"
     name += f"coverage_{args.algorithm}_maze{args.maze}"
     name += "_global" if args.counts == "global" else ""
     name += "" if args.bonuses == "usual" else f"_{args.bonuses}"
     maze, smoke = f"Maze{args.maze}-v0", args.size == "smoke"
     if args.counts == "global":
-        log, column = "updates.csv", "global_coverage"
+        column, bins = "global_coverage", 4 if smoke else 25
         # It never falls: the last value in a bin is what was reached by then.
-        curves_of = partial(training_curves, summary=lambda values: values[-1])
-        edges, curves = curves_of(runs, steps, 4 if smoke else 25, column, log)
+        how = {"file": "updates.csv", "summary": lambda values: values[-1]}
         lines = {"random walks, in the end": random_walks_coverage(maze, steps, limit)}
         style = {"ylabel": "coverage of the run so far", "legend": "lower right"}
     else:
-        column, style = "coverage", {}
+        column, style, how = "coverage", {}, {}
         bins = 4 if smoke else 15  # each holds the ends of some episodes
-        edges, curves = training_curves(runs, steps, bins)
         lines = {
             "full knowledge": full_knowledge_coverage(maze, limit)[-1],
             "random walk": random_walk_coverage(maze, limit)[-1],
         }
-    committed = not smoke and not args.seeds
-    path, picture = write_curves(name, edges, curves, committed, column=column)
-    evals = ("greedy_coverage", "sampled_coverage")
-    evals_path, rows = write_evals(name, runs, evals, committed)
+    how |= {"column": column, "evals": ("greedy_coverage", "sampled_coverage")}
+    lines_of = jobs(*which, args.size, runs)
+    edges, curves, picture = curves_of(args, name, lines_of, runs, steps, bins, **how)
     caption = (
         f"{LABELS[args.algorithm]}, {maze}, reward-free, {args.counts} counts, "
         f"{setting(args.size, seeds, steps)}; arms differ in --augment. "
@@ -131,9 +121,7 @@ def main():
     )
     draw_curves(picture, edges, curves, lines, caption, **style)
     print_last(edges, curves, column)
-    for row in rows:
-        print("evaluation", *row)
-    print(f"wrote {path}, {evals_path} and {picture}")
+    print(f"wrote {picture}")
 
 
 if __name__ == "__main__":

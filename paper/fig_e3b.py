@@ -21,14 +21,11 @@ by the goal, which ends it; the weights of entropy and value loss go with it. Th
 import numpy as np
 from experiments import (
     command_of,
+    curves_of,
     draw_curves,
     jobs_of,
-    launch,
     parse_size,
     print_last,
-    training_curves,
-    write_curves,
-    write_evals,
 )
 
 from common.minihack import MiniHackVecEnv
@@ -107,7 +104,7 @@ def random_policy_success(env_id: str, episodes: int) -> float:
 
 
 def main():
-    args = parse_size(__doc__, **CHOICES)
+    args = parse_size(__doc__, draw=True, **CHOICES)
     env_id, flags, steps, seeds, arms = settings(args.task, args.size)
     arms = [arm for arm in arms if arm != "full" or args.shown == "both"]
     seeds = args.seeds or seeds
@@ -121,13 +118,10 @@ def main():
         script = ["impala_e3b_sofe.py", "--env-id", env_id, *ARMS[arm][0]]
         return [*script, *flags, "--total-timesteps", str(steps)]
 
-    launch(jobs_of(names, line_of), args.jobs)
-    committed = args.size != "smoke" and not args.seeds
-    bins = 4 if args.size == "smoke" else 20
-    edges, curves = training_curves(names, steps, bins, "success")
     name = f"{prefix}e3b_{args.task}" + ("_diagonal" if args.shown == "diagonal" else "")
-    path, picture = write_curves(name, edges, curves, committed, "env", "success")
-    evals_path, evals = write_evals(name, names, COLUMNS, committed, "env")
+    how = {"panel": "env", "column": "success", "evals": COLUMNS}
+    jobs, bins = jobs_of(names, line_of), 4 if args.size == "smoke" else 20
+    edges, curves, picture = curves_of(args, name, jobs, names, steps, bins, **how)
     sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
     caption = (
         f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "
@@ -138,10 +132,8 @@ def main():
     legend = "lower right" if args.task == "room" else "upper left"
     draw_curves(picture, edges, curves, lines, caption, ARMS, "{}", ylabel, legend)
     print_last(edges, curves, "success")
-    for row in evals:
-        print("evaluation", *row)
     print(f"random policy: success {lines['random policy']:.3f}")
-    print(f"wrote {path}, {evals_path} and {picture}")
+    print(f"wrote {picture}")
 
 
 if __name__ == "__main__":

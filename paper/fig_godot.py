@@ -13,13 +13,11 @@ import numpy as np
 from experiments import (
     ARMS,
     command_of,
+    curves_of,
     draw_curves,
     jobs_of,
-    launch,
     parse_size,
     print_last,
-    training_curves,
-    write_curves,
 )
 
 from common.godot import GodotVecEnv
@@ -66,7 +64,7 @@ def random_policy_coverage(limit: int, episodes: int = 16) -> float:
 
 
 def main():
-    args = parse_size(__doc__)
+    args = parse_size(__doc__, draw=True)
     flags, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
@@ -82,10 +80,9 @@ def main():
             "--max-steps", str(limit), "--total-timesteps", str(steps),
         ]  # fmt: skip
 
-    launch(jobs_of(runs, line_of), args.jobs)
-    edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 10)
-    committed = args.size != "smoke" and not args.seeds
-    path, picture = write_curves(f"{prefix}coverage_sac_godot", edges, curves, committed)
+    name, bins = f"{prefix}coverage_sac_godot", 4 if args.size == "smoke" else 10
+    jobs, how = jobs_of(runs, line_of), {"evals": ("greedy_coverage", "sampled_coverage")}
+    edges, curves, picture = curves_of(args, name, jobs, runs, steps, bins, **how)
     network = "paper's network" if args.size == "paper" else "small networks"
     caption = (
         f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps. "
@@ -96,7 +93,7 @@ def main():
     top = 0.3 if args.size == "small" else 1.05
     draw_curves(picture, edges, curves, lines, caption, top=top)
     print_last(edges, curves)
-    print(f"wrote {path} and {picture}")
+    print(f"wrote {picture}")
 
 
 if __name__ == "__main__":

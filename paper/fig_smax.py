@@ -19,14 +19,12 @@ from experiments import (
     SMALL,
     SMOKE,
     command_of,
+    curves_of,
     draw_curves,
     jobs_of,
-    launch,
     parse_size,
     print_last,
     setting,
-    training_curves,
-    write_curves,
 )
 
 from common.mazes import full_knowledge_coverage, random_walk_coverage
@@ -41,7 +39,7 @@ SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
 
 
 def main():
-    args = parse_size(__doc__, **CHOICES)
+    args = parse_size(__doc__, draw=True, **CHOICES)
     algorithm = args.algorithm
     flags, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
@@ -60,10 +58,9 @@ def main():
             "--max-steps", str(limit), "--total-timesteps", str(steps),
         ]  # fmt: skip
 
-    launch(jobs_of(runs, line_of), args.jobs)
-    edges, curves = training_curves(runs, steps, 4 if args.size == "smoke" else 15)
-    committed = args.size != "smoke" and not args.seeds
-    path, picture = write_curves(f"{prefix}smax_{algorithm}", edges, curves, committed, "algorithm")
+    name, bins = f"{prefix}smax_{algorithm}", 4 if args.size == "smoke" else 15
+    jobs, how = jobs_of(runs, line_of), {"panel": "algorithm"}
+    edges, curves, picture = curves_of(args, name, jobs, runs, steps, bins, **how)
     caption = (
         f"{LABELS[algorithm]}, {MAZE}, reward-free, {setting(args.size, seeds, steps)}; arms "
         f"differ in --augment. {command_of('fig_smax.py', args, **CHOICES)}"
@@ -74,7 +71,7 @@ def main():
     }
     draw_curves(picture, edges, curves, lines, caption, title="S-Max bonus")
     print_last(edges, curves)
-    print(f"wrote {path} and {picture}")
+    print(f"wrote {picture}")
 
 
 if __name__ == "__main__":

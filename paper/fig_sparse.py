@@ -1,6 +1,6 @@
 """A goal 75 moves away in Maze 2: no bonus, counts, counts with SOFE. [SOFE fig:m2_ci]
 
-    python paper/fig_sparse.py --small                       # PPO, 9 runs of 500,000 steps
+    python paper/fig_sparse.py --small                       # PPO, 9 runs of 1,000,000 steps
     python paper/fig_sparse.py --small --algorithm a2c       # or dqn, ppo_lstm
     python paper/fig_sparse.py --small --counts global --view 5   # see 5 x 5 cells only
     python paper/fig_sparse.py --paper      # the paper's network and hyperparameters, for a GPU
@@ -23,14 +23,12 @@ Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png
 paper/figures/sparse_bars.png; _global and _view5 are added to the names.
 """
 
-import csv
 import textwrap
 from pathlib import Path
 
 import numpy as np
 from experiments import (
     ARMS,
-    FIGURES,
     LABELS,
     PAPER,
     RESULTS,
@@ -38,17 +36,16 @@ from experiments import (
     SMALL,
     SMOKE,
     command_of,
+    curves_of,
     draw_curves,
     iqm_interval,
     jobs_of,
     last_tenth,
-    launch,
     parse_size,
     print_last,
+    read_curves,
     replace_flags,
     setting,
-    training_curves,
-    write_curves,
 )
 
 from common.mazes import ACTIONS, MazeVecEnv
@@ -70,7 +67,7 @@ SMALL_HERE = {  # DQN has no entropy bonus
 }
 SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
     "smoke": (SMOKE, 80, 1, 8),
-    "small": (SMALL_HERE, 500_000, 3, 1000),
+    "small": (SMALL_HERE, 1_000_000, 3, 1000),
     "paper": (PAPER, 10_000_000, 6, 1000),
 }
 
@@ -121,18 +118,8 @@ def file_name(size: str, algorithm: str, counts: str, view: str) -> str:
 
 def last_returns(path: Path) -> tuple[float, dict[str, np.ndarray]]:
     """Of a CSV file of curves: steps, and arm -> (seeds,) mean return in their last tenth."""
-    edges: set[float] = set()
-    curves: dict[str, dict[str, list[float]]] = {}
-    with open(path) as lines:
-        for row in csv.DictReader(lines):
-            seeds = curves.setdefault(row["arm"], {})
-            seeds.setdefault(row["seed"], []).append(float(row["return"]))
-            edges.add(float(row["step"]))
-    last = {
-        arm: last_tenth(np.array(sorted(edges)), np.array(list(seeds.values())))
-        for arm, seeds in curves.items()
-    }
-    return max(edges), last
+    edges, curves = read_curves(path, "return")
+    return edges[-1], {arm: last_tenth(edges, curve) for (_, arm), curve in curves.items()}
 
 
 def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, caption: str) -> None:
@@ -171,18 +158,16 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, captio
 
 
 def main():
-    args = parse_size(__doc__, **CHOICES)
+    args = parse_size(__doc__, draw=True, **CHOICES)
     _, steps, seeds, limit = SIZES[args.size]
     seeds = args.seeds or seeds
     runs = names(args.algorithm, args.counts, args.view, seeds, args.size)
-    launch(jobs(args.algorithm, args.view, args.size, runs), args.jobs)
     # A bin must hold an episode of full length of each env, else only those at the goal end in it.
-    bins = 4 if args.size == "smoke" else 10
-    edges, curves = training_curves(runs, steps, bins, "return")
-    _, episodes = training_curves(runs, steps, bins, "return", summary=len)
+    bins = 4 if args.size == "smoke" else 20
     name = file_name(args.size, args.algorithm, args.counts, args.view)
-    committed = args.size != "smoke" and not args.seeds
-    path, picture = write_curves(name, edges, curves, committed, "counts", "return", episodes)
+    lines_of = jobs(args.algorithm, args.view, args.size, runs)
+    how = {"panel": "counts", "column": "return", "evals": ("greedy_return", "sampled_return")}
+    edges, curves, picture = curves_of(args, name, lines_of, runs, steps, bins, **how)
     sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
     entropy = ", entropy weight 0.001" if args.size == "small" else ""  # DQN has none
     caption = (
@@ -193,15 +178,15 @@ def main():
     style = {"title": "Maze 2 with a goal, {} counts", "ylabel": "return of an episode"}
     draw_curves(picture, edges, curves, lines, caption, GOAL_ARMS, **style)
     print_last(edges, curves, "return")
-    results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
-    bars = figures / f"{file_name(args.size, 'bars', 'episodic', args.view)}.png"
+    bars = picture.with_name(f"{file_name(args.size, 'bars', 'episodic', args.view)}.png")
+    results = RUNS if args.size == "smoke" or args.seeds else RESULTS
     about = (
         f"{MAZE} with a goal, sqrt bonus{entropy}, {sees}. Last tenth of training: "
         f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
         f"--algorithm and --counts"
     )
     draw_bars(args.size, args.view, results, bars, steps, about)
-    print(f"wrote {path}, {picture} and {bars}")
+    print(f"wrote {picture} and {bars}")
 
 
 if __name__ == "__main__":

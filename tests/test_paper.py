@@ -1,5 +1,6 @@
 """Each file of paper/ in its --smoke size, and what the files share."""
 
+import argparse
 import csv
 import importlib
 import json
@@ -8,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +126,9 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys, scri
     with open(tmp_path / f"smoke-{table}.csv") as lines:
         count = len(list(csv.DictReader(lines)))
     assert count == num_rows if num_rows else count > 2 * 8
+    if file in ("fig_coverage.py", "fig_e3b.py", "fig_godot.py"):
+        with open(tmp_path / f"smoke-{table}_eval.csv") as lines:
+            assert len(list(csv.DictReader(lines))) == num_rows // 4  # the curves have four bins
     if file.startswith("fig"):
         assert (tmp_path / f"smoke-{table}.png").stat().st_size > 10_000
     if file not in ("ablation_encoding.py", "fig_goal_reaching.py", "fig_e3b.py"):
@@ -227,6 +232,7 @@ def test_a_run_with_other_arguments_is_not_taken(tmp_path, saved, flags, message
 def test_a_run_whose_schedule_ends_with_it_is_not_made_longer(tmp_path, line):
     """The arms of a figure would have had different schedules."""
     args = {"total_timesteps": 100, "anneal_beta": "--anneal-beta" in line}
+    args |= {"learning_starts": 8} if "--learning-starts" in line else {}
     saved = {"script": Path(line[0]).stem, "args": args}
     (tmp_path / "args.json").write_text(json.dumps(saved))
     experiments.check_args(tmp_path, [*line, "--total-timesteps", "100"])
@@ -262,6 +268,59 @@ def test_a_failed_run_is_reported(tmp_path):
     with pytest.raises(SystemExit, match=r"1 runs failed.*broken\.log"):
         experiments.launch({"broken": line}, 1, tmp_path)
     assert "--augment and --bonus none" in (tmp_path / "broken.log").read_text()
+
+
+@pytest.fixture
+def files_in(tmp_path, monkeypatch):
+    """Folders of its own for what the files of paper/ read and write."""
+    for folder in ("RUNS", "RESULTS", "FIGURES"):
+        monkeypatch.setattr(experiments, folder, tmp_path / folder)
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def test_curves_are_those_of_their_file(files_in, monkeypatch):
+    """A value is written with the number of episodes that it is the mean of."""
+    for name, rows in (("a", ["4,0.25", "10,0.75"]), ("b", ["11,0.5", "20,1", "20,0"])):
+        (files_in / "RUNS" / name).mkdir()
+        (files_in / "RUNS" / name / "episodes.csv").write_text("\n".join(["step,coverage", *rows]))
+        (files_in / "RUNS" / name / "evals.csv").write_text(f"step,reach\n10,9\n20,0.{len(rows)}\n")
+    monkeypatch.setattr(experiments, "read", partial(experiments.read, runs=files_in / "RUNS"))
+    monkeypatch.setattr(experiments, "launch", lambda jobs, parallel: launched.append(jobs))
+    args, runs, launched = argparse.Namespace(size="small", seeds=None, jobs=2, draw=False), {}, []
+    runs["sqrt", "sofe"] = ["a", "b"]
+    made = experiments.curves_of(args, "x", {"a": []}, runs, 20, 2, evals=("reach",))
+    rows = ["1,10,0.50000,2", "1,20,nan,0", "2,10,nan,0", "2,20,0.50000,3"]
+    header = "bonus,arm,seed,step,coverage,rows"
+    text = (files_in / "RESULTS" / "x.csv").read_text().splitlines()
+    assert text == [header, *(f"sqrt,sofe,{row}" for row in rows)]
+    text = (files_in / "RESULTS" / "x_eval.csv").read_text()
+    assert text == "bonus,arm,seed,reach\nsqrt,sofe,1,0.2000\nsqrt,sofe,2,0.3000\n"
+
+    args.draw = True
+    drawn = experiments.curves_of(args, "x", {"a": []}, runs, 20, 2, evals=("reach",))
+    assert launched == [{"a": []}]
+    for edges, curves, picture in (made, drawn):
+        assert edges.tolist() == [10, 20] and picture == files_in / "FIGURES" / "x.png"
+        values = curves["sqrt", "sofe"]
+        np.testing.assert_equal(values, [[0.5, np.nan], [np.nan, 0.5]])
+    args.seeds = 2  # these go to paper/runs/
+    with pytest.raises(SystemExit, match=r"there is no .*RUNS/x\.csv to draw"):
+        experiments.curves_of(args, "x", {"a": []}, runs, 20, 2)
+
+
+def test_a_figure_is_drawn_anew_from_its_file(files_in, monkeypatch):
+    """The CSV files of a clone are enough."""
+    table = ROOT / "paper" / "results" / "sparse_ppo.csv"
+    (files_in / "RESULTS" / "sparse_ppo.csv").write_text(table.read_text())
+    monkeypatch.setattr(fig_sparse, "random_walk_success", lambda limit: 0.0)
+    for folder in ("RUNS", "RESULTS"):
+        monkeypatch.setattr(fig_sparse, folder, files_in / folder)
+    monkeypatch.setattr(sys, "argv", ["fig_sparse.py", "--draw"])
+    fig_sparse.main()
+    for picture in ("sparse_ppo.png", "sparse_bars.png"):
+        assert (files_in / "FIGURES" / picture).stat().st_size > 10_000
+    assert not list((files_in / "RUNS").iterdir())
 
 
 def test_the_interquartile_mean():
