@@ -146,7 +146,7 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, captio
                 error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
                 ax.bar(place + side, middle, 0.25, yerr=error, color=color, capsize=3)
                 ax.text(place + side, high + 0.02, f"{middle:.2f}", ha="center", fontsize=7)
-        ax.set(title=f"{counts} counts", ylim=(0, 1.05), xlim=(-0.5, 3.5))
+        ax.set(title=f"{counts} counts", ylim=(0, 1.12), xlim=(-0.5, 3.5))
         ax.set_xticks(range(4), [LABELS[algorithm] for algorithm in CHOICES["algorithm"]])
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for _, _, color in GOAL_ARMS.values()]
     labels = [label for _, label, _ in GOAL_ARMS.values()]
