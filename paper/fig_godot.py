@@ -5,8 +5,8 @@
 
 Episodic counts, two bonuses, sqrt and salesman; the arms differ in --augment alone. Drawn is the
 share of the reachable bins that an episode visits, over training; the grey line is a policy that
-acts at random. Writes paper/results/coverage_sac_godot.csv and the figure of the same name in
-paper/figures/.
+acts at random. Writes paper/results/coverage_sac_godot.csv, the coverage of the trained agent's
+episodes as ..._eval.csv, and the figure coverage_sac_godot.png in paper/figures/.
 """
 
 import numpy as np

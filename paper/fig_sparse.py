@@ -19,8 +19,9 @@ weight of the entropy is a tenth as well, 0.001: with 0.01 PPO with SOFE reached
 the episodes of seed 101 after 450,000 steps, with 0.001 in all of them. The runs without a bonus
 are the same for both counts, and are run once.
 
-Writes paper/results/sparse_ALGORITHM.csv and paper/figures/sparse_ALGORITHM.png, and the bars,
-paper/figures/sparse_bars.png; _global and _view5 are added to the names.
+Writes paper/results/sparse_ALGORITHM.csv, the trained agent's returns as ..._eval.csv, and
+paper/figures/sparse_ALGORITHM.png, and the bars, paper/figures/sparse_bars.png; _global and _view5
+are added to the names.
 """
 
 import textwrap
