@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -304,6 +305,13 @@ def test_curves_are_those_of_their_file(files_in, monkeypatch):
         assert edges.tolist() == [10, 20] and picture == files_in / "FIGURES" / "x.png"
         values = curves["sqrt", "sofe"]
         np.testing.assert_equal(values, [[0.5, np.nan], [np.nan, 0.5]])
+    args.draw = False  # rows are counted, whatever is drawn of them
+    how = {"file": "episodes.csv", "summary": lambda values: values[-1]}
+    _, curves, _ = experiments.curves_of(args, "x", {}, runs, 20, 2, **how)
+    np.testing.assert_equal(curves["sqrt", "sofe"], [[0.75, np.nan], [np.nan, 0]])
+    text = (files_in / "RESULTS" / "x.csv").read_text().splitlines()
+    assert [row.split(",")[-1] for row in text[1:]] == ["2", "0", "0", "3"]
+    args.draw = True
     args.seeds = 2  # these go to paper/runs/
     with pytest.raises(SystemExit, match=r"there is no .*RUNS/x\.csv to draw"):
         experiments.curves_of(args, "x", {"a": []}, runs, 20, 2)
@@ -467,6 +475,25 @@ def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "20"])
     with pytest.raises(SystemExit, match=r"ppo has the sizes \(10, 14\) only"):
         table_deepsea.main()
+
+
+@pytest.mark.parametrize("algorithm", table_deepsea.ALGORITHMS)
+def test_the_readmes_commands_for_deepsea_are_those_of_the_table(algorithm):
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    (line,) = [
+        shlex.split(line)[2:]
+        for line in text.splitlines()
+        if line.startswith(f"    python {algorithm}_sofe.py --env-id DeepSea-v0")
+    ]
+    script = importlib.import_module(f"{algorithm}_sofe")
+    written = tyro.cli(script.Args, args=line)
+    size, episodes = written.deepsea_size, written.total_timesteps // written.deepsea_size
+    budget = table_deepsea.SIZES["small"][algorithm][2]
+    assert episodes == (budget[size] if isinstance(budget, dict) else budget)
+    flags = table_deepsea.flags("small", size, episodes, algorithm)
+    made = tyro.cli(script.Args, args=[*flags, "--augment"])
+    made.eval_every, made.eval_episodes = written.eval_every, written.eval_episodes
+    assert made == written
 
 
 class Stop(Exception):
