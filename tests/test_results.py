@@ -1,6 +1,7 @@
-"""The numbers of the README's result tables are those of the CSV files in paper/results/."""
+"""The numbers of the result tables in README.md and docs/ are those of paper/results/*.csv."""
 
 import csv
+import sys
 from itertools import takewhile
 from pathlib import Path
 
@@ -8,14 +9,19 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "paper"))
+
+import table_deepsea  # noqa: E402
+
 README = (ROOT / "README.md").read_text().splitlines()
+PAGE = (ROOT / "docs" / "results.md").read_text().splitlines()
 ARMS = {"SOFE": "sofe", "with SOFE": "sofe", "without": "plain"}
 ARMS_IN_ORDER = ("sofe", "plain")
 NAMES = {"PPO with LSTM": "ppo_lstm"}
 
 
-def readme_table(header: str, lines: list[str] = README) -> list[list[str]]:
-    """The cells of the rows below a header that begins so."""
+def table(header: str, lines: list[str] = PAGE) -> list[list[str]]:
+    """The cells of the rows below a header that begins so, in docs/results.md or elsewhere."""
     start = next(k for k, line in enumerate(lines) if line.startswith(header))
     lines = list(takewhile(lambda line: line.startswith("|"), lines[start + 2 :]))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -52,9 +58,7 @@ def agree(text: str, values) -> None:
     assert numbers(text) == pytest.approx(np.atleast_1d(values), abs=0.00501)
 
 
-@pytest.mark.parametrize(
-    "row", readme_table("| bonus | arm | at 200k"), ids=lambda r: "-".join(r[:2])
-)
+@pytest.mark.parametrize("row", table("| bonus | arm | at 200k"), ids=lambda r: "-".join(r[:2]))
 def test_coverage_of_ppo(row):
     steps, coverage = curves("coverage_ppo_maze1", bonus=row[0], arm=ARMS[row[1]])
     for text, step in zip(row[2:5], (200_000, 300_000, 500_000), strict=True):
@@ -62,9 +66,7 @@ def test_coverage_of_ppo(row):
     agree(row[5], coverage.mean(1))
 
 
-@pytest.mark.parametrize(
-    "row", readme_table("| algorithm | arm | at 200k"), ids=lambda r: "-".join(r[:2])
-)
+@pytest.mark.parametrize("row", table("| algorithm | arm | at 200k"), ids=lambda r: "-".join(r[:2]))
 def test_coverage_of_the_other_algorithms(row):
     name = f"coverage_{NAMES.get(row[0], row[0].lower())}_maze1"
     steps, coverage = curves(name, bonus="sqrt", arm=ARMS[row[1]])
@@ -101,13 +103,13 @@ def test_each_seed_of_dqn_and_ppo_with_lstm_with_sofe_is_ahead_of_each_without(a
 def test_cells_of_the_last_heatmap(arm, count):
     rows = results("heatmaps_a2c")
     last = [row for row in rows if row["arm"] == arm and row["step"] == "500000"]
-    assert len(last) == count and f"{count}" in "\n".join(README)
+    assert len(last) == count and f"{count}" in "\n".join(PAGE)
 
 
 def test_goal_reaching():
     rows = results("goal_reaching")
     columns = ("sampled_success", "without_goal", "greedy_success")
-    for row, column in zip(readme_table("| share of goals reached"), columns, strict=True):
+    for row, column in zip(table("| share of goals reached"), columns, strict=True):
         seeds = [
             np.mean([float(r[column]) for r in rows if r["seed"] == seed])
             for seed in ("1", "2", "3")
@@ -115,7 +117,7 @@ def test_goal_reaching():
         agree(row[1], seeds)
 
 
-@pytest.mark.parametrize("row", readme_table("| bonus | SOFE | without |"), ids=lambda r: r[0])
+@pytest.mark.parametrize("row", table("| bonus | SOFE | without |"), ids=lambda r: r[0])
 def test_coverage_of_the_3d_map(row):
     for text, arm in zip(row[1:], ("sofe", "plain"), strict=True):
         agree(text, curves("coverage_sac_godot", bonus=row[0], arm=arm)[1][:, -1])
@@ -129,7 +131,7 @@ def deepsea(algorithm: str, arm: str, size: str) -> list[dict[str, str]]:
 def test_seeds_that_solve_deepsea():
     """The table has all rows of the CSV files: the counts, and the episodes of each seed."""
     algorithm, rows = "", set()
-    for row in readme_table("| algorithm | size | SOFE"):
+    for row in table("| algorithm | size | SOFE"):
         algorithm = row[0].split(",")[0] or algorithm
         name = NAMES.get(algorithm, algorithm.lower())
         rows.add((name, row[1]))
@@ -145,15 +147,23 @@ def test_seeds_that_solve_deepsea():
         assert {size for algorithm, size in rows if algorithm == name} == sizes
 
 
-@pytest.mark.parametrize("row", readme_table("| A2C | 10 | 14 |")[:2], ids=lambda r: r[0])
-def test_returns_of_a2c_in_deepsea(row):
-    for text, size in zip(row[1:], ("10", "14", "20", "24", "30"), strict=True):
-        returns = [float(seed["greedy_return"]) for seed in deepsea("a2c", ARMS[row[0]], size)]
-        agree(text, np.mean(returns))
+def test_returns_in_deepsea():
+    """README's table: mean and deviation over the seeds, and the paper's numbers."""
+    algorithm = ""
+    for label, arm, *cells in table("| algorithm | greedy return", README):
+        algorithm = NAMES.get(label, label.lower()) or algorithm
+        if "the paper" in arm:
+            printed = table_deepsea.PRINTED[algorithm][arm.split(",")[0]]
+            assert ", ".join(cells) == printed
+            continue
+        for cell, size in zip(cells, ("10", "14", "20", "24", "30"), strict=True):
+            seeds = [float(row["greedy_return"]) for row in deepsea(algorithm, ARMS[arm], size)]
+            solved = f"{sum(value >= 0.95 for value in seeds)} of {len(seeds)}"
+            assert cell == (f"{table_deepsea.summary(seeds)}, {solved}" if seeds else "not run")
 
 
 def test_success_of_e3b():
-    training, *evaluated = readme_table("| | no bonus | E3B | E3B, diagonal")
+    training, *evaluated = table("| | no bonus | E3B | E3B, diagonal")
     for place, arm in enumerate(("none", "e3b", "diagonal", "full"), 1):
         steps, success = curves("e3b_multiroom", "success", arm=arm)
         agree(training[place], success[:, steps > 0.9 * steps[-1]].mean(1))
@@ -166,10 +176,10 @@ def test_success_in_procgen():
     assert f"{np.mean([float(row['sampled_success']) for row in rows]):.2f}" == "0.32"
     greedy = [float(row["greedy_success"]) for row in rows]
     words = f"({min(greedy):.2f} to {max(greedy):.2f})"
-    assert f"with greedy ones below it {words}" in " ".join(README)
+    assert f"with greedy ones below it {words}" in " ".join(PAGE)
 
 
-@pytest.mark.parametrize("row", readme_table("| S-Max | at 200k"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", table("| S-Max | at 200k"), ids=lambda row: row[0])
 def test_coverage_with_smax(row):
     steps, coverage = curves("smax_ppo", algorithm="ppo", arm=ARMS[row[0]])
     for text, step in zip(row[1:4], (200_000, 300_000, 500_000), strict=True):
@@ -181,7 +191,7 @@ def test_coverage_with_smax(row):
 def test_encodings_of_the_counts():
     page = (ROOT / "docs" / "ppo_sofe.md").read_text().splitlines()
     encodings = ("isqrt", "log", "max", "raw")
-    for row, encoding in zip(readme_table("| encoding |", page), encodings, strict=True):
+    for row, encoding in zip(table("| encoding |", page), encodings, strict=True):
         maze, deepsea = (
             [line for line in results(f"ablation_encoding_{task}") if line["encoding"] == encoding]
             for task in ("maze1", "deepsea14")
@@ -193,7 +203,7 @@ def test_encodings_of_the_counts():
         assert row[5] == ", ".join(f"{int(text):,}" if text else "never" for text in reached)
 
 
-@pytest.mark.parametrize("row", readme_table("| arm | in the first half"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", table("| arm | in the first half"), ids=lambda row: row[0])
 def test_success_with_a_goal(row):
     arm = {"counts with SOFE": "sofe", "counts": "plain", "no bonus": "none"}[row[0]]
     steps, success = curves("sparse_ppo", "return", counts="episodic", arm=arm)
@@ -210,3 +220,56 @@ def test_goals_of_sofe_in_the_second_half():
     steps, success = curves("sparse_ppo", "return", arm="sofe")
     episodes = curves("sparse_ppo", "rows", arm="sofe")[1]
     assert round((success * episodes)[:, steps > 500_000].sum()) == 4
+
+
+SCORES = table("| task | what is counted", README)
+
+
+def scores(task: str, algorithm: str) -> dict[str, np.ndarray]:
+    """Arm -> one number of each seed, of a row of the README's first table of results."""
+    task, _, bonus = task.partition(", ")
+    if task == "3D map":
+        names = {arm: ("coverage_sac_godot", "coverage", bonus) for arm in ARMS_IN_ORDER}
+    elif bonus == "S-Max":
+        names = {arm: ("smax_ppo", "coverage", "ppo") for arm in ARMS_IN_ORDER}
+    elif task == "Maze 2 with a goal":
+        names = {arm: ("sparse_ppo", "return", "episodic") for arm in ARMS_IN_ORDER}
+    elif task.startswith("Maze "):
+        name = f"coverage_{NAMES.get(algorithm, algorithm.lower())}_maze{task[-1]}"
+        names = {arm: (name, "coverage", bonus) for arm in ARMS_IN_ORDER}
+    else:
+        name = {"MultiRoom-N4": "e3b_multiroom", "Procgen-Maze": "e3b_procgen"}[task]
+        sofe = "diagonal" if "diagonal" in algorithm else "full"
+        arms = {"sofe": sofe, "plain": "e3b"}
+        return {
+            arm: np.array(evaluations(name, "sampled_success", arms[arm])) for arm in ARMS_IN_ORDER
+        }
+    ends = {}
+    for arm, (name, column, panel) in names.items():
+        first = next(iter(results(name)[0]))  # the column of the panels
+        ends[arm] = curves(name, column, arm=arm, **{first: panel})[1][:, -1]
+    return ends
+
+
+@pytest.mark.parametrize("place", range(len(SCORES)), ids=lambda k: f"{SCORES[k][0]}-{k}")
+def test_where_sofe_is_ahead(place):
+    """What the README's first table says of SOFE follows from its numbers, they from the files."""
+    task = next(row[0] for row in reversed(SCORES[: place + 1]) if row[0])
+    _, _, algorithm, sofe, plain, verdict, _ = SCORES[place]
+    ends = scores(task, algorithm)
+    agree(sofe, ends["sofe"])
+    agree(plain, ends["plain"])
+    ahead = ends["sofe"].min() > ends["plain"].max()
+    behind = ends["sofe"].max() < ends["plain"].min()
+    assert verdict == ("ahead" if ahead else "behind" if behind else "no difference")
+
+
+def test_the_first_table_has_all_studies():
+    """Each file of curves with an arm without SOFE has a row for each of its bonuses."""
+    panels = 0
+    for path in sorted((ROOT / "paper" / "results").glob("*.csv")):
+        study = path.stem.split("_")[0]
+        if study in ("coverage", "smax", "sparse") and not path.stem.endswith("_eval"):
+            panels += len({tuple(row.values())[0] for row in results(path.stem)})
+    e3b = 3  # two of MultiRoom, one of Procgen-Maze
+    assert len(SCORES) == panels + e3b
