@@ -270,6 +270,6 @@ def test_the_first_table_has_all_studies():
     for path in sorted((ROOT / "paper" / "results").glob("*.csv")):
         study = path.stem.split("_")[0]
         if study in ("coverage", "smax", "sparse") and not path.stem.endswith("_eval"):
-            panels += len({tuple(row.values())[0] for row in results(path.stem)})
+            panels += len({next(iter(row.values())) for row in results(path.stem)})
     e3b = 3  # two of MultiRoom, one of Procgen-Maze
     assert len(SCORES) == panels + e3b
