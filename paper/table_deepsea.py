@@ -59,7 +59,7 @@ def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -
         "ppo": [*ppo, "--ent-coef", "0.05", "--minibatch-size", str(16 * n)],
         "ppo_lstm": [*ppo, *lstm],
         "a2c": [
-            *["--num-steps", str(n), "--norm-adv", "--gae-lambda", "0.95", "--log-every", "10"],
+            *["--num-steps", str(n), "--norm-adv", "--log-every", "10"],
             *["--ent-coef", "0.05", "--beta", "0.3", "--anneal-beta"],
         ],
         "dqn": [
