@@ -1,4 +1,4 @@
-# make run        train PPO with the sqrt bonus and SOFE in Maze 1 for about three minutes
+# make run        train PPO with the sqrt bonus and SOFE in Maze 1 for 3 to 7 minutes
 # make test       run the tests (make test-slow: those that learn for minutes as well)
 # make lint       check format and style
 PYTHON ?= python3

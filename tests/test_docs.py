@@ -112,11 +112,20 @@ def test_every_script_has_its_page(script):
     assert f"(docs/{script.stem}.md)" in README
 
 
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links to it."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in DOCUMENTS)])
 def test_links_and_pictures_exist(document):
     path = ROOT / document
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
-        assert (path.parent / target).exists(), target
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", path.read_text()):
+        file, _, anchor = target.partition("#")
+        page = path.parent / file if file else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), target
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -13,11 +13,14 @@ sys.path.insert(0, str(ROOT / "paper"))
 
 import table_deepsea  # noqa: E402
 
+from common.mazes import random_walk_coverage  # noqa: E402
+
 README = (ROOT / "README.md").read_text().splitlines()
 PAGE = (ROOT / "docs" / "results.md").read_text().splitlines()
 ARMS = {"SOFE": "sofe", "with SOFE": "sofe", "without": "plain"}
 ARMS_IN_ORDER = ("sofe", "plain")
 NAMES = {"PPO with LSTM": "ppo_lstm"}
+PAPERS = ("SOFE", "without", "SOFE, the paper", "DeRL, the paper")
 
 
 def table(header: str, lines: list[str] = PAGE) -> list[list[str]]:
@@ -149,9 +152,10 @@ def test_seeds_that_solve_deepsea():
 
 def test_returns_in_deepsea():
     """README's table: mean and deviation over the seeds, and the paper's numbers."""
-    algorithm = ""
-    for label, arm, *cells in table("| algorithm | greedy return", README):
+    algorithm, rows = "", []
+    for label, arm, *cells in table("| algorithm | agent | 10", README):
         algorithm = NAMES.get(label, label.lower()) or algorithm
+        rows.append((algorithm, arm))
         if "the paper" in arm:
             printed = table_deepsea.PRINTED[algorithm][arm.split(",")[0]]
             assert ", ".join(cells) == printed
@@ -160,6 +164,9 @@ def test_returns_in_deepsea():
             seeds = [float(row["greedy_return"]) for row in deepsea(algorithm, ARMS[arm], size)]
             solved = f"{sum(value >= 0.95 for value in seeds)} of {len(seeds)}"
             assert cell == (f"{table_deepsea.summary(seeds)}, {solved}" if seeds else "not run")
+    printed = [(name, arm) for name in ("ppo", "a2c", "dqn") for arm in PAPERS]
+    assert len(rows) == len(set(rows))
+    assert set(rows) == {*printed, ("ppo_lstm", "SOFE"), ("ppo_lstm", "without")}
 
 
 def test_success_of_e3b():
@@ -223,53 +230,106 @@ def test_goals_of_sofe_in_the_second_half():
 
 
 SCORES = table("| task | what is counted", README)
+E3B = {"MultiRoom-N4": "e3b_multiroom", "Procgen-Maze": "e3b_procgen"}
 
 
-def scores(task: str, algorithm: str) -> dict[str, np.ndarray]:
-    """Arm -> one number of each seed, of a row of the README's first table of results."""
+def study(task: str, algorithm: str) -> tuple[str, str, str]:
+    """CSV file, panel and column of a row of the README's first table of results."""
     task, _, bonus = task.partition(", ")
     if task == "3D map":
-        names = {arm: ("coverage_sac_godot", "coverage", bonus) for arm in ARMS_IN_ORDER}
-    elif bonus == "S-Max":
-        names = {arm: ("smax_ppo", "coverage", "ppo") for arm in ARMS_IN_ORDER}
-    elif task == "Maze 2 with a goal":
-        names = {arm: ("sparse_ppo", "return", "episodic") for arm in ARMS_IN_ORDER}
-    elif task.startswith("Maze "):
-        name = f"coverage_{NAMES.get(algorithm, algorithm.lower())}_maze{task[-1]}"
-        names = {arm: (name, "coverage", bonus) for arm in ARMS_IN_ORDER}
+        return "coverage_sac_godot", bonus, "coverage"
+    if bonus == "S-Max":
+        return f"smax_{algorithm.lower()}", algorithm.lower(), "coverage"
+    if task.endswith("with a goal"):
+        return f"sparse_{algorithm.lower()}", "episodic", "return"
+    name = f"coverage_{NAMES.get(algorithm, algorithm.lower())}_maze{task[-1]}"
+    if not (ROOT / "paper" / "results" / f"{name}.csv").exists():
+        name += "_sqrt"  # of the two bonuses of PPO, one was run
+    return name, bonus, "coverage"
+
+
+def measures(task: str, algorithm: str) -> dict[str, list[np.ndarray]]:
+    """Measure -> one number of each seed, with SOFE and without."""
+    if task in E3B:
+        name = E3B[task]
+        arms = ("diagonal" if "diagonal" in algorithm else "full", "e3b")
+        both = [curves(name, "success", arm=arm) for arm in arms]
+        ends = [success[:, steps > 0.9 * steps[-1]].mean(1) for steps, success in both]
+        evaluated = [evaluations(name, "sampled_success", arm) for arm in arms]
     else:
-        name = {"MultiRoom-N4": "e3b_multiroom", "Procgen-Maze": "e3b_procgen"}[task]
-        sofe = "diagonal" if "diagonal" in algorithm else "full"
-        arms = {"sofe": sofe, "plain": "e3b"}
-        return {
-            arm: np.array(evaluations(name, "sampled_success", arms[arm])) for arm in ARMS_IN_ORDER
-        }
-    ends = {}
-    for arm, (name, column, panel) in names.items():
+        name, panel, column = study(task, algorithm)
         first = next(iter(results(name)[0]))  # the column of the panels
-        ends[arm] = curves(name, column, arm=arm, **{first: panel})[1][:, -1]
-    return ends
+        both = [curves(name, column, **{first: panel}, arm=arm) for arm in ARMS_IN_ORDER]
+        ends = [values[:, -1] for _, values in both]
+        evaluated = [
+            evaluations(name, f"sampled_{column}", arm, **{first: panel})
+            for arm in ARMS_IN_ORDER
+            if (ROOT / "paper" / "results" / f"{name}_eval.csv").exists()
+        ]
+    found = {"at the end": ends, "over training": [np.nanmean(values, 1) for _, values in both]}
+    return found | ({"evaluated": evaluated} if evaluated else {})
 
 
-@pytest.mark.parametrize("place", range(len(SCORES)), ids=lambda k: f"{SCORES[k][0]}-{k}")
-def test_where_sofe_is_ahead(place):
-    """What the README's first table says of SOFE follows from its numbers, they from the files."""
-    task = next(row[0] for row in reversed(SCORES[: place + 1]) if row[0])
-    _, _, algorithm, sofe, plain, verdict, _ = SCORES[place]
-    ends = scores(task, algorithm)
-    agree(sofe, ends["sofe"])
-    agree(plain, ends["plain"])
-    ahead = ends["sofe"].min() > ends["plain"].max()
-    behind = ends["sofe"].max() < ends["plain"].min()
-    assert verdict == ("ahead" if ahead else "behind" if behind else "no difference")
+def with_tasks(rows: list[list[str]]) -> list[list[str]]:
+    """The rows, with the task of the one above where a row names none."""
+    task = ""
+    return [[(task := row[0] or task), *row[1:]] for row in rows]
+
+
+@pytest.mark.parametrize("row", with_tasks(SCORES), ids=lambda row: f"{row[0]}-{row[2]}")
+def test_where_sofe_is_ahead(row):
+    """What the README's first table says of SOFE follows from the files, as do its numbers."""
+    task, _, algorithm, sofe, plain, _, verdict = row
+    found = measures(task, algorithm)
+    agree(sofe, found["at the end"][0])
+    agree(plain, found["at the end"][1])
+    ahead = [name for name, (own, other) in found.items() if min(own) > max(other)]
+    behind = [name for name, (own, other) in found.items() if max(own) < min(other)]
+    words = [f"ahead {', '.join(ahead)}"] * bool(ahead)
+    words += [f"behind {', '.join(behind)}"] * bool(behind)
+    assert verdict == ("; ".join(words) or "not separated")
+
+
+@pytest.mark.parametrize("maze", ["1", "2", "3"])
+def test_random_walks_of_the_mazes(maze):
+    walk = random_walk_coverage(f"Maze{maze}-v0", 1000)[-1]
+    for row in with_tasks(SCORES):
+        if row[0].startswith(f"Maze {maze}, "):
+            agree(row[5], walk)
 
 
 def test_the_first_table_has_all_studies():
-    """Each file of curves with an arm without SOFE has a row for each of its bonuses."""
-    panels = 0
-    for path in sorted((ROOT / "paper" / "results").glob("*.csv")):
-        study = path.stem.split("_")[0]
-        if study in ("coverage", "smax", "sparse") and not path.stem.endswith("_eval"):
-            panels += len({next(iter(row.values())) for row in results(path.stem)})
-    e3b = 3  # two of MultiRoom, one of Procgen-Maze
-    assert len(SCORES) == panels + e3b
+    """Each panel of each file of curves with an arm without SOFE has one row."""
+    panels = set()
+    for path in (ROOT / "paper" / "results").glob("*.csv"):
+        kind = path.stem.split("_")[0]
+        if kind in ("coverage", "smax", "sparse") and not path.stem.endswith("_eval"):
+            panels |= {(path.stem, next(iter(row.values()))) for row in results(path.stem)}
+    rows = with_tasks(SCORES)
+    assert {study(row[0], row[2])[:2] for row in rows if row[0] not in E3B} == panels
+    e3b = [(row[0], row[2].split(", ")[-1]) for row in rows if row[0] in E3B]
+    shown = [("MultiRoom-N4", "diagonal shown"), ("MultiRoom-N4", "ellipsoid shown")]
+    assert e3b == [*shown, ("Procgen-Maze", "diagonal shown")]
+    assert len(rows) == len(panels) + len(e3b)
+
+
+@pytest.mark.parametrize(
+    "row", table("| algorithm | maze | arm"), ids=lambda row: "-".join(row[:3])
+)
+def test_coverage_of_mazes_2_and_3(row):
+    name, _, column = study(f"Maze {row[1]}, sqrt", row[0])
+    values = curves(name, column, bonus="sqrt", arm=ARMS[row[2]])[1]
+    agree(row[3], values[:, -1])
+    agree(row[4], evaluations(name, "sampled_coverage", ARMS[row[2]], bonus="sqrt"))
+    agree(row[5], values.mean(1))
+
+
+def test_greedy_agents_of_maze_1():
+    agents = [
+        float(row["greedy_coverage"])
+        for path in (ROOT / "paper" / "results").glob("coverage_*_maze1_eval.csv")
+        for row in results(path.stem)
+    ]
+    worse = sum(coverage < 0.06 for coverage in agents)
+    for text in (README, PAGE):
+        assert f"{worse} of the {len(agents)} agents" in " ".join(text)

@@ -645,7 +645,7 @@ def test_sofe_solves_deepsea_10(tmp_path):
         num_steps=10,
         minibatch_size=160,
         update_epochs=4,
-        ent_coef=0.02,
+        ent_coef=0.05,
         beta=0.3,
         anneal_beta=True,
         embedding_dim=128,
