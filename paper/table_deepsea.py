@@ -9,7 +9,8 @@ rollout is one episode of each env. A run that is finished is evaluated once mor
 deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return of these episodes,
 and the training episodes after which an evaluation first earned 0.95 or more; there is one every
 1,000 episodes (DQN: 500). --only leaves the rows of the other sizes as they are. Printed beside
-them are the numbers of the paper's table, and "not run" for a size that has no rows.
+them are the numbers of the paper's table, which ends at size 30, and "not run" for a size that has
+no rows.
 """
 
 import csv
@@ -22,15 +23,16 @@ from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
 DEEPSEAS = (10, 14, 20, 24, 30)
+ALL_SIZES = (*DEEPSEAS, 40, 50)  # two more than the paper has
 SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
     "smoke": dict.fromkeys(ALGORITHMS, ((4,), 1, 64)) | {"dqn": ((4,), 1, 128)},
     "small": {
-        "ppo": (DEEPSEAS, 5, 20_000),
-        "a2c": (DEEPSEAS, 5, 20_000),
-        "dqn": (DEEPSEAS, 5, {10: 6_000} | dict.fromkeys(DEEPSEAS[1:], 12_000)),
+        "ppo": (ALL_SIZES, 5, 20_000),
+        "a2c": (ALL_SIZES, 5, 20_000),
+        "dqn": (ALL_SIZES, 5, {10: 6_000} | dict.fromkeys(ALL_SIZES[1:], 12_000)),
         "ppo_lstm": ((10, 20), 3, 10_000),
     },
-    "paper": dict.fromkeys(ALGORITHMS, (DEEPSEAS, 6, 100_000)),
+    "paper": dict.fromkeys(ALGORITHMS, (ALL_SIZES, 6, 100_000)),
 }
 EVALUATION = {"smoke": 8, "small": 10_000, "paper": 100_000}  # episodes, half of them greedy
 PRINTED = {  # [SOFE tab:deepsea], in the order of DEEPSEAS
@@ -114,7 +116,7 @@ def summary(values: list[float]) -> str:
 
 
 def main():
-    args = parse_size(__doc__, algorithm=ALGORITHMS, only=("all", *map(str, DEEPSEAS)))
+    args = parse_size(__doc__, algorithm=ALGORITHMS, only=("all", *map(str, ALL_SIZES)))
     algorithm = args.algorithm
     sizes, seeds, budget = SIZES[args.size][algorithm]
     seeds = args.seeds or seeds

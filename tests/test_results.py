@@ -158,9 +158,9 @@ def test_returns_in_deepsea():
         rows.append((algorithm, arm))
         if "the paper" in arm:
             printed = table_deepsea.PRINTED[algorithm][arm.split(",")[0]]
-            assert ", ".join(cells) == printed
+            assert cells == [*printed.split(", "), "", ""]
             continue
-        for cell, size in zip(cells, ("10", "14", "20", "24", "30"), strict=True):
+        for cell, size in zip(cells, map(str, table_deepsea.ALL_SIZES), strict=True):
             seeds = [float(row["greedy_return"]) for row in deepsea(algorithm, ARMS[arm], size)]
             solved = f"{sum(value >= 0.95 for value in seeds)} of {len(seeds)}"
             assert cell == (f"{table_deepsea.summary(seeds)}, {solved}" if seeds else "not run")
