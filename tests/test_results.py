@@ -216,17 +216,21 @@ def test_success_with_a_goal(row):
     steps, success = curves("sparse_ppo", "return", counts="episodic", arm=arm)
     episodes = curves("sparse_ppo", "rows", counts="episodic", arm=arm)[1]
     parts = (steps <= 500_000, steps > 500_000, steps > 950_000)
-    for text, part in zip(row[1:], parts, strict=True):
+    agree(row[4], evaluations("sparse_ppo", "sampled_return", arm))
+    for text, part in zip(row[1:4], parts, strict=True):
         goals = np.nansum((success * episodes)[:, part], axis=1)
         agree(text, goals / episodes[:, part].sum(1))
         if part is parts[0]:
-            assert round(goals.sum()) == {"sofe": 59, "plain": 1, "none": 1}[arm]
+            assert round(goals.sum()) == {"sofe": 145, "plain": 6, "none": 1}[arm]
 
 
-def test_goals_of_sofe_in_the_second_half():
-    steps, success = curves("sparse_ppo", "return", arm="sofe")
-    episodes = curves("sparse_ppo", "rows", arm="sofe")[1]
-    assert round((success * episodes)[:, steps > 500_000].sum()) == 4
+def test_goals_that_a_seed_came_to():
+    def goals(arm: str, seed: int, late: bool) -> int:
+        steps, success = curves("sparse_ppo", "return", arm=arm)
+        episodes = curves("sparse_ppo", "rows", arm=arm)[1]
+        return round(np.nansum((success * episodes)[seed - 1, (steps > 500_000) | (not late)]))
+
+    assert goals("plain", 2, late=True) == 47 and goals("sofe", 2, late=False) == 2
 
 
 SCORES = table("| task | what is counted", README)
