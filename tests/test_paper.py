@@ -401,7 +401,7 @@ def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone():
     lines = fig_sparse.jobs("a2c", "5", "small", runs)
     words = {arm: lines[runs["global", arm][0]] for arm in fig_sparse.GOAL_ARMS}
     for line in words.values():
-        for flag, value in (("--beta", "0.01"), ("--ext-coef", "1"), ("--view", "5")):
+        for flag, value in (("--beta", "0.001"), ("--ext-coef", "1"), ("--view", "5")):
             assert line.count(flag) == 1 and line[line.index(flag) + 1] == value
     assert set(words["sofe"]) ^ set(words["plain"]) == {"--augment", "--no-augment"}
     assert set(words["plain"]) ^ set(words["none"]) == {"sqrt", "none", "--counts", "global"}
