@@ -731,10 +731,14 @@ class RecallEnvs:
 
 @pytest.mark.parametrize("script", [ppo_lstm_sofe, ppo_sofe], ids=["lstm", "no memory"])
 def test_recall_needs_the_memory(tmp_path, monkeypatch, script):
-    """Rollouts of 20 steps cut the episodes of 6: most states are carried from one to the next."""
+    """Rollouts of 20 steps cut the episodes of 6: most states are carried from one to the next.
+
+    With an LSTM ten of ten seeds learn it in these 48,000 steps; in 16,000 one of ten does not, and
+    which one depends on the processor.
+    """
     monkeypatch.setattr(script, "make_envs", lambda args, num_envs: RecallEnvs(num_envs))
     settings = dict(bonus="none", network="mlp", embedding_dim=32, num_envs=32, num_steps=20)
-    settings |= dict(update_epochs=4, learning_rate=1.5e-3, ent_coef=0.01, total_timesteps=16_000)
+    settings |= dict(update_epochs=4, learning_rate=1e-3, ent_coef=0.01, total_timesteps=48_000)
     settings |= dict(eval_episodes=100, device="cpu", runs_dir=str(tmp_path))
     if script is ppo_lstm_sofe:
         settings |= dict(lstm_size=32, num_minibatches=4)
