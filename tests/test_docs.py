@@ -106,6 +106,32 @@ def test_a_flag_means_the_same_in_every_script(script):
         assert name in theirs or helps[0][name] == helps[1][name], name
 
 
+PAPER = {  # [SOFE tab:ppo_hyperparameters and its neighbours; app:train_details]
+    "ppo_sofe": {
+        "learning_rate": 0.0003, "num_steps": 2048, "minibatch_size": 64, "update_epochs": 10,
+        "gae_lambda": 0.95, "clip_coef": 0.2, "norm_adv": True, "ent_coef": 0.0, "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+    },
+    "a2c_sofe": {
+        "learning_rate": 0.0007, "num_steps": 5, "gae_lambda": 1.0, "norm_adv": False,
+        "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5, "rms_prop_eps": 1e-5,
+    },
+    "dqn_sofe": {
+        "learning_rate": 0.0001, "buffer_size": 1_000_000, "learning_starts": 50_000,
+        "minibatch_size": 32, "tau": 1.0, "train_frequency": 4, "gradient_steps": 4,
+        "target_interval": 10_000, "exploration_fraction": 0.1, "epsilon_start": 1.0,
+        "epsilon_end": 0.05, "max_grad_norm": 10.0, "double_q": False, "n_step": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", PAPER)
+def test_the_defaults_are_the_papers_table(script):
+    fields = import_module(script).Args.__dataclass_fields__
+    table = PAPER[script] | {"num_envs": 16, "gamma": 0.99, "channels": 64, "embedding_dim": 512}
+    assert {name: fields[name].default for name in table} == table
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_every_script_has_its_page(script):
     assert (ROOT / "docs" / f"{script.stem}.md").exists()
