@@ -548,7 +548,8 @@ class Run:
         for package in PACKAGES:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*"]
+        command += ["--abbrev=40", "--dirty"]  # -dirty where tracked files were changed
         try:
             commit = subprocess.run(
                 command, capture_output=True, text=True, timeout=10

@@ -15,7 +15,17 @@ The scripts have the winner built in, so a run of this file replaces `augment` o
 import sys
 
 import table_deepsea
-from experiments import RESULTS, RUNS, SMALL, SMOKE, launch, parse_size, read, write_csv
+from experiments import (
+    RESULTS,
+    RUNS,
+    SMALL,
+    SMOKE,
+    launch,
+    parse_size,
+    read,
+    write_csv,
+    write_records,
+)
 
 import ppo_sofe
 
@@ -65,7 +75,8 @@ def main():
     _, steps, _, seeds = SIZES[args.size]
     seeds = args.seeds or seeds
     prefix = "" if args.size == "small" else f"{args.size}-"
-    launch(jobs(args.task, args.size, seeds, prefix), args.jobs)
+    runs = jobs(args.task, args.size, seeds, prefix)
+    launch(runs, args.jobs)
     rows = []
     for encoding in ENCODINGS:
         for seed in range(1, seeds + 1):
@@ -81,6 +92,7 @@ def main():
     header = ["encoding", "seed", value, "episodes_to_0.95"][: len(rows[0])]
     folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
     path = write_csv(f"{prefix}ablation_encoding_{args.task}", header, rows, folder)
+    write_records(path.stem, runs, folder)
     print(f"| encoding | {value} |" + " episodes to 0.95 |" * (len(header) - 3))
     print("|---" * (len(header) - 1) + "|")
     for encoding in ENCODINGS:

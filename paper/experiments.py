@@ -17,7 +17,7 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -293,6 +293,31 @@ def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RES
     return folder / f"{name}.csv"
 
 
+def write_records(name: str, names: Iterable[str], folder: Path = RESULTS, keep=False) -> None:
+    """Write paper/results/records/NAME.csv: how each run of a table or figure was made.
+
+    keep   whether the runs that are in the file already stay there
+    """
+    path, kept = folder / "records" / f"{name}.csv", {}
+    if keep and path.exists():
+        with open(path) as lines:
+            kept = {row["run"]: list(row.values()) for row in csv.DictReader(lines)}
+    for run_name in names:
+        record = json.loads((RUNS / run_name / "args.json").read_text())
+        words = record["command"]
+        for flag in ("--runs-dir", "--run-name"):
+            if flag in words:
+                words = words[: words.index(flag)] + words[words.index(flag) + 2 :]
+        if not (ROOT / words[0]).exists():
+            words = [f"paper/{words[0]}", *words[1:]]  # args.json has the file's name alone
+        kept[run_name] = [
+            *[run_name, record["started"], record["git_commit"], record["versions"]["torch"]],
+            *[record["device"], " ".join(["python", *words])],
+        ]
+    header = ["run", "started", "git_commit", "torch", "device", "command"]
+    write_csv(name, header, [kept[run_name] for run_name in sorted(kept)], path.parent)
+
+
 def setting(size: str, seeds: int, steps: int) -> str:
     """What the caption of every figure of curves says: network, budget, and what is drawn."""
     network = "paper's network" if size == "paper" else "16 channels, 128 features"
@@ -372,6 +397,7 @@ def curves_of(
             for k in range(bins)
         ]
         write_csv(name, [panel, "arm", "seed", "step", column, "rows"], rows, results)
+        write_records(name, jobs, results)
         print(f"wrote {path}")
         rows = [
             [*key, seed, *(f"{read(run, 'evals.csv')[word][-1]:.4f}" for word in evals)]

@@ -21,7 +21,16 @@ success at each cell, with and without a goal shown, mean over seeds.
 
 import numpy as np
 import torch
-from experiments import FIGURES, RESULTS, RUNS, command_of, launch, parse_size, write_csv
+from experiments import (
+    FIGURES,
+    RESULTS,
+    RUNS,
+    command_of,
+    launch,
+    parse_size,
+    write_csv,
+    write_records,
+)
 from fig_coverage import SIZES, jobs, names
 
 import ppo_sofe
@@ -194,6 +203,7 @@ def main():
     header = ["seed", "row", "column", "shortest", "greedy_success", "greedy_length"]
     header += ["sampled_success", "sampled_length", "without_goal"]
     path = write_csv(f"{prefix}goal_reaching", header, rows, results)
+    write_records(path.stem, runs["sqrt", "sofe"], results)
     maps = {}
     titles = ("goal shown: reached", "no goal shown: came by")
     for title, of_seeds in zip(titles, (successes, shares), strict=True):

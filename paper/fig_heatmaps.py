@@ -26,6 +26,7 @@ from experiments import (
     read,
     training_curves,
     write_csv,
+    write_records,
 )
 
 from common.mazes import MazeVecEnv
@@ -119,6 +120,7 @@ def main():
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
     header = ["arm", "seed", "step", "row", "column", "visits"]
     path = write_csv(f"{prefix}heatmaps_a2c", header, rows, results)
+    write_records(path.stem, [name for of_seeds in runs.values() for name in of_seeds], results)
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
         f"A2C, {MAZE}, reward-free, {BONUS} bonus, episodic counts, {network}, seed "

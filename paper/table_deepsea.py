@@ -18,7 +18,7 @@ import json
 import sys
 
 import numpy as np
-from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv
+from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv, write_records
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
@@ -149,6 +149,7 @@ def main():
     rows.sort(key=lambda row: row[2])  # by size, else in their order
     header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
     path = write_csv(table, [*header, "episodes_to_0.95"], rows, folder)
+    write_records(table, names.values(), folder, keep=args.only != "all")
     print("| DeepSea | arm | greedy return | sampled | seeds at 0.95 | episodes to 0.95 |")
     print("|---|---|---|---|---|---|")
     for size in sizes:

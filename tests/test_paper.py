@@ -69,11 +69,14 @@ class RunHere:
     """In place of a script's process, which takes longer to start than a smoke run to end."""
 
     lines: dict[str, list[str]] = {}  # name of a run -> its flags
+    commands: dict[str, str] = {}  # the same, with the script, as a record has it
 
     def __init__(self, command, cwd, **kwargs):
         _, script, *flags = command
         if "--run-name" in flags:
-            self.lines[flags[flags.index("--run-name") + 1]] = flags
+            name, at = flags[flags.index("--run-name") + 1], flags.index("--runs-dir")
+            self.lines[name] = flags
+            self.commands[name] = " ".join(["python", script, *flags[:at], *flags[at + 4 :]])
         sys.argv = [script, *flags]
         runpy.run_path(str(cwd / script), run_name="__main__")
         self.returncode = 0
@@ -97,6 +100,7 @@ def scripts_here(monkeypatch):
     yield RunHere
     signal.signal(signal.SIGTERM, handler)
     RunHere.lines.clear()
+    RunHere.commands.clear()
 
 
 def differ_in_augment_alone(lines: dict[str, list[str]]) -> bool:
@@ -127,6 +131,8 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys, scri
     with open(tmp_path / f"smoke-{table}.csv") as lines:
         count = len(list(csv.DictReader(lines)))
     assert count == num_rows if num_rows else count > 2 * 8
+    with open(tmp_path / "records" / f"smoke-{table}.csv") as lines:
+        assert {row["run"]: row["command"] for row in csv.DictReader(lines)} == RunHere.commands
     if file in ("fig_coverage.py", "fig_e3b.py", "fig_godot.py"):
         with open(tmp_path / f"smoke-{table}_eval.csv") as lines:
             assert len(list(csv.DictReader(lines))) == num_rows // 4  # the curves have four bins
@@ -288,6 +294,7 @@ def test_curves_are_those_of_their_file(files_in, monkeypatch):
         (files_in / "RUNS" / name / "evals.csv").write_text(f"step,reach\n10,9\n20,0.{len(rows)}\n")
     monkeypatch.setattr(experiments, "read", partial(experiments.read, runs=files_in / "RUNS"))
     monkeypatch.setattr(experiments, "launch", lambda jobs, parallel: launched.append(jobs))
+    monkeypatch.setattr(experiments, "write_records", lambda name, jobs, folder: None)
     args, runs, launched = argparse.Namespace(size="small", seeds=None, jobs=2, draw=False), {}, []
     runs["sqrt", "sofe"] = ["a", "b"]
     made = experiments.curves_of(args, "x", {"a": []}, runs, 20, 2, evals=("reach",))
@@ -315,6 +322,25 @@ def test_curves_are_those_of_their_file(files_in, monkeypatch):
     args.seeds = 2  # these go to paper/runs/
     with pytest.raises(SystemExit, match=r"there is no .*RUNS/x\.csv to draw"):
         experiments.curves_of(args, "x", {"a": []}, runs, 20, 2)
+
+
+def test_the_records_of_runs(files_in):
+    """Where a run is made anew, its record is; others stay where they are asked to."""
+    for name, commit in (("a", "1f"), ("b", "2f-dirty")):
+        (files_in / "RUNS" / name).mkdir()
+        record = {"started": "now", "git_commit": commit, "versions": {"torch": "2"}}
+        line = ["ppo_sofe.py", "--seed", "3", "--runs-dir", "x", "--run-name", name, "--beta", "1"]
+        record |= {"device": "cpu (x86_64)", "command": line}
+        (files_in / "RUNS" / name / "args.json").write_text(json.dumps(record))
+    path = files_in / "RESULTS" / "records" / "x.csv"
+    row = "{},now,{},2,cpu (x86_64),python ppo_sofe.py --seed 3 --beta 1"
+    header = "run,started,git_commit,torch,device,command"
+    experiments.write_records("x", ["b"], files_in / "RESULTS")
+    assert path.read_text().splitlines() == [header, row.format("b", "2f-dirty")]
+    experiments.write_records("x", ["a"], files_in / "RESULTS", keep=True)
+    assert path.read_text().splitlines()[1:] == [row.format("a", "1f"), row.format("b", "2f-dirty")]
+    experiments.write_records("x", ["a"], files_in / "RESULTS")
+    assert path.read_text().splitlines() == [header, row.format("a", "1f")]
 
 
 def test_a_figure_is_drawn_anew_from_its_file(files_in, monkeypatch):
@@ -456,18 +482,19 @@ def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatc
     monkeypatch.setattr(table_deepsea, "RUNS", tmp_path)
     monkeypatch.setattr(table_deepsea, "launch", lambda jobs, parallel: launched.extend(jobs))
     monkeypatch.setattr(table_deepsea, "evaluate", lambda names, *_: evaluated.extend(names))
+    monkeypatch.setattr(table_deepsea, "write_records", lambda *_, keep: kept.append(keep))
     results = {"smoke-deepsea14-ppo-sofe-seed1": (0.99, 0.5, 20)}
     monkeypatch.setattr(
         table_deepsea, "result", lambda name, size: results.get(name, (0.1, 0.2, None))
     )
-    path, launched, evaluated = tmp_path / "smoke-table_deepsea_ppo.csv", [], []
+    path, launched, evaluated, kept = tmp_path / "smoke-table_deepsea_ppo.csv", [], [], []
     header = "algorithm,arm,size,seed,greedy_return,sampled_return,episodes_to_0.95"
     old = ["ppo,sofe,10,1,0.7000,0.6000,1024", "ppo,plain,14,9,0,0,7", "ppo,sofe,30,1,0.5,0.5,"]
     path.write_text("\n".join([header, *old, ""]))
     monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "14"])
     table_deepsea.main()
     chosen = ["smoke-deepsea14-ppo-sofe-seed1", "smoke-deepsea14-ppo-plain-seed1"]
-    assert launched == evaluated == chosen
+    assert launched == evaluated == chosen and kept == [True]
     new = ["ppo,sofe,14,1,0.9900,0.5000,20", "ppo,plain,14,1,0.1000,0.2000,"]
     assert path.read_text().splitlines() == [header, old[0], *new, old[2]]
     assert "| 10 | sofe | 0.70 ± 0.00 | 0.60 ± 0.00 | 0 of 1 | 1,024 |" in capsys.readouterr().out

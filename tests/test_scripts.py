@@ -139,7 +139,14 @@ def test_the_record_of_a_run(tmp_path):
     record = json.loads((folder / "args.json").read_text())
     assert record["args"]["beta"] == 0.25
     assert record["versions"]["torch"] == torch.__version__
-    assert {"git_commit", "device", "started", "command"} <= record.keys()
+    assert {"device", "started", "command"} <= record.keys()
+    git = ["git", "-C", str(ROOT)]
+    status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    if status.returncode == 0:
+        head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+        assert record["git_commit"] == head + ("-dirty" if status.stdout.strip() else "")
+    else:
+        assert record["git_commit"] is None  # the files came without git
 
 
 def test_no_scalar_is_nan_and_all_metrics_are_there(tmp_path):
