@@ -54,12 +54,14 @@ PRINTED = {  # [SOFE tab:deepsea], in the order of DEEPSEAS
 def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -> list[str]:
     """The DeepSea setting of a script, the same for all sizes."""
     n, every = deepsea_size, 4 if size == "smoke" else 500 if algorithm == "dqn" else 1_000
-    ppo = ["--num-envs", "32", "--num-steps", str(n), "--update-epochs", "4"]
-    ppo += ["--beta", "0.3", "--anneal-beta"]
+    ppo = ["--num-steps", str(n), "--update-epochs", "4", "--beta", "0.3", "--anneal-beta"]
     lstm = ["--ent-coef", "0.02", "--num-minibatches", "2", "--lstm-size", "64"]
     own = {
-        "ppo": [*ppo, "--ent-coef", "0.05", "--minibatch-size", str(16 * n)],
-        "ppo_lstm": [*ppo, *lstm],
+        "ppo": [
+            *[*ppo, "--minibatch-size", str(16 * n)],  # all of a rollout
+            *["--gae-lambda", "1", "--ent-coef", "0.05"],
+        ],
+        "ppo_lstm": [*ppo, "--num-envs", "32", *lstm],
         "a2c": [
             *["--num-steps", str(n), "--norm-adv", "--log-every", "10"],
             *["--ent-coef", "0.05", "--beta", "0.3", "--anneal-beta"],
