@@ -318,13 +318,13 @@ def write_records(name: str, names: Iterable[str], folder: Path = RESULTS, keep=
     write_csv(name, header, [kept[run_name] for run_name in sorted(kept)], path.parent)
 
 
+FEW = 3  # of so many seeds or fewer each is drawn: an interval over them would say little
+
+
 def setting(size: str, seeds: int, steps: int) -> str:
-    """What the caption of every figure of curves says: network, budget, and what is drawn."""
+    """What the caption of a figure says: network and budget."""
     network = "paper's network" if size == "paper" else "16 channels, 128 features"
-    return (
-        f"{network}, {seeds} seeds, {steps:,} steps. "
-        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range)"
-    )
+    return f"{network}, {seeds} seeds, {steps:,} steps"
 
 
 def training_curves(
@@ -426,6 +426,7 @@ def draw_curves(
 ) -> None:
     """Draw curves over training, a panel for each first key of theirs.
 
+    caption  below the figure; what the lines and bands are is put before it
     lines   what else to compare with: label -> value
     arms    second key -> (flag, label, color)
     title   of a panel, with {} for its key
@@ -446,9 +447,13 @@ def draw_curves(
             if (panel, arm) not in curves:
                 continue
             shown = ~np.isnan(curves[panel, arm]).any(0)
-            middle, low, high = iqm_interval(curves[panel, arm][:, shown])
-            ax.plot(edges[shown], middle, color=color, label=label)
-            ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
+            values = curves[panel, arm][:, shown]
+            middle, low, high = iqm_interval(values)  # the mean of three seeds or fewer
+            ax.plot(edges[shown], middle, color=color, linewidth=2, label=label)
+            if len(values) > FEW:
+                ax.fill_between(edges[shown], low, high, color=color, alpha=0.2, linewidth=0)
+            else:
+                ax.plot(edges[shown], values.T, color=color, linewidth=0.8, alpha=0.5)
         for style, (label, value) in zip(("--", ":"), lines.items(), strict=False):
             ax.axhline(value, color="gray", linestyle=style, label=label)
         ax.set(title=title.format(panel), xlabel="environment steps", ylim=(-0.02 * top, top))
@@ -456,6 +461,9 @@ def draw_curves(
         ax.grid(alpha=0.3)
     axes[0].set_ylabel(ylabel)
     axes[0].legend(loc=legend)
+    few = "Thick: mean of the seeds; thin: each of them."
+    many = "Line: interquartile mean of the seeds; band: its 95% bootstrap interval."
+    caption = f"{few if all(len(x) <= FEW for x in curves.values()) else many} {caption}"
     words = textwrap.wrap(caption, 78 * len(panels), break_on_hyphens=False)
     figure.supxlabel("\n".join(words), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)

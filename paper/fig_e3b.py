@@ -124,8 +124,7 @@ def main():
     edges, curves, picture = curves_of(args, name, jobs, names, steps, bins, **how)
     sizes = "published sizes" if args.size == "paper" else f"{steps:,} steps, small networks"
     caption = (
-        f"IMPALA, {env_id}, {sizes}, {seeds} seeds. IQM and 95% bootstrap interval (of 3 seeds: "
-        f"mean and range). {command_of('fig_e3b.py', args, **CHOICES)}"
+        f"IMPALA, {env_id}, {sizes}, {seeds} seeds. {command_of('fig_e3b.py', args, **CHOICES)}"
     )
     lines = {"random policy": random_policy_success(env_id, 16 if args.size == "smoke" else 400)}
     ylabel = "share of episodes that reach the goal"

@@ -213,7 +213,9 @@ def main():
     caption = (
         f"PPO with SOFE, {MAZE}, sqrt bonus, episodic counts, {network}, {steps:,} steps, "
         f"shown a table in which each cell but one was visited once. Sampled walks of at most "
-        f"{limit} steps;\npaths of seed 1, maps of {seeds} seeds. "
+        f"{limit} steps.\nGreen: a walk of seed 1, which reaches {successes[0].mean():.2f} of the "
+        f"goals; yellow: its start; red: the goal, the unvisited cell. Maps: mean of {seeds} "
+        f"seeds. "
         f"{command_of('fig_goal_reaching.py', args)}"
     )
     picture = figures / f"{prefix}goal_reaching.png"

@@ -85,8 +85,8 @@ def main():
     edges, curves, picture = curves_of(args, name, jobs, runs, steps, bins, **how)
     network = "paper's network" if args.size == "paper" else "small networks"
     caption = (
-        f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps. "
-        f"IQM and 95% bootstrap interval (of 3 seeds: mean and range); arms differ in --augment. "
+        f"SAC, 3D map, reward-free, episodic counts, {network}, {seeds} seeds, {steps:,} steps; "
+        f"arms differ in --augment. "
         f"{command_of('fig_godot.py', args)}"
     )
     lines = {"random policy": random_policy_coverage(limit)}

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from experiments import (
     ARMS,
+    FEW,
     LABELS,
     PAPER,
     RESULTS,
@@ -145,9 +146,13 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, captio
                 continue
             for side, (arm, (_, _, color)) in zip((-0.27, 0, 0.27), GOAL_ARMS.items(), strict=True):
                 middle, low, high = (float(x[0]) for x in iqm_interval(returns[arm][:, None]))
-                error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-                ax.bar(place + side, middle, 0.25, yerr=error, color=color, capsize=3)
-                ax.text(place + side, high + 0.02, f"{middle:.2f}", ha="center", fontsize=7)
+                few, at = len(returns[arm]) <= FEW, place + side
+                error = None if few else [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+                ax.bar(at, middle, 0.25, yerr=error, color=color, capsize=3)
+                if few:
+                    ax.scatter([at] * len(returns[arm]), returns[arm], s=8, color="k", zorder=3)
+                top = returns[arm].max() if few else high
+                ax.text(at, top + 0.03, f"{middle:.2f}", ha="center", fontsize=7)
         ax.set(title=f"{counts} counts", ylim=(0, 1.12), xlim=(-0.5, 3.5))
         ax.set_xticks(range(4), [LABELS[algorithm] for algorithm in CHOICES["algorithm"]])
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for _, _, color in GOAL_ARMS.values()]
@@ -182,10 +187,12 @@ def main():
     print_last(edges, curves, "return")
     bars = picture.with_name(f"{file_name(args.size, 'bars', 'episodic', args.view)}.png")
     results = RUNS if args.size == "smoke" or args.seeds else RESULTS
+    few = "bars: mean of the seeds, dots: each of them"
+    many = "interquartile mean of the seeds and its 95% bootstrap interval"
     about = (
-        f"{MAZE} with a goal, sqrt bonus{weights}, {sees}. Last tenth of training: "
-        f"{setting(args.size, seeds, steps)}. python paper/fig_sparse.py --{args.size}, with each "
-        f"--algorithm and --counts"
+        f"{MAZE} with a goal, sqrt bonus{weights}, {sees}. Last tenth of training; "
+        f"{few if seeds <= FEW else many}. {setting(args.size, seeds, steps)}. "
+        f"python paper/fig_sparse.py --{args.size}, with each --algorithm and --counts"
     )
     draw_bars(args.size, args.view, results, bars, steps, about)
     print(f"wrote {picture} and {bars}")

@@ -1,6 +1,7 @@
 """The numbers of the result tables in README.md and docs/ are those of paper/results/*.csv."""
 
 import csv
+import re
 import sys
 from itertools import takewhile
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "paper"))
 
 import table_deepsea  # noqa: E402
+from experiments import last_tenth  # noqa: E402
 
 from common.mazes import random_walk_coverage  # noqa: E402
 
@@ -258,19 +260,18 @@ def measures(task: str, algorithm: str) -> dict[str, list[np.ndarray]]:
         name = E3B[task]
         arms = ("diagonal" if "diagonal" in algorithm else "full", "e3b")
         both = [curves(name, "success", arm=arm) for arm in arms]
-        ends = [success[:, steps > 0.9 * steps[-1]].mean(1) for steps, success in both]
         evaluated = [evaluations(name, "sampled_success", arm) for arm in arms]
     else:
         name, panel, column = study(task, algorithm)
         first = next(iter(results(name)[0]))  # the column of the panels
         both = [curves(name, column, **{first: panel}, arm=arm) for arm in ARMS_IN_ORDER]
-        ends = [values[:, -1] for _, values in both]
         evaluated = [
             evaluations(name, f"sampled_{column}", arm, **{first: panel})
             for arm in ARMS_IN_ORDER
             if (ROOT / "paper" / "results" / f"{name}_eval.csv").exists()
         ]
-    found = {"at the end": ends, "over training": [np.nanmean(values, 1) for _, values in both]}
+    found = {"at the end": [last_tenth(*curve) for curve in both]}
+    found |= {"over training": [np.nanmean(values, 1) for _, values in both]}
     return found | ({"evaluated": evaluated} if evaluated else {})
 
 
@@ -292,6 +293,54 @@ def test_where_sofe_is_ahead(row):
     words = [f"ahead {', '.join(ahead)}"] * bool(ahead)
     words += [f"behind {', '.join(behind)}"] * bool(behind)
     assert verdict == ("; ".join(words) or "not separated")
+
+
+def test_agents_that_cover_less_than_a_random_walk():
+    """Evaluated with sampled actions, in the mazes: what the README counts is all there is."""
+    less = {}
+    for path in (ROOT / "paper" / "results").glob("coverage_*maze*_eval.csv"):
+        algorithm, maze = path.stem.removeprefix("coverage_").split("_maze")
+        walk = random_walk_coverage(f"Maze{maze[0]}-v0", 1000)[-1]
+        for row in results(path.stem):
+            key = (row["arm"], algorithm, maze[0])
+            less[key] = less.get(key, 0) + (float(row["sampled_coverage"]) < walk)
+    less = {key: count for key, count in less.items() if count}
+    sofe = {("sofe", "dqn", "1"): 3, ("sofe", "a2c", "2"): 2}
+    of_a2c = {("plain", "a2c", "1"): 1, ("plain", "a2c", "2"): 3, ("plain", "a2c", "3"): 2}
+    assert less == sofe | of_a2c | {("plain", "dqn", "1"): 3}
+    text = (
+        "with SOFE three of DQN, and two of A2C in Maze 2; without SOFE three of DQN, and of A2C "
+    )
+    assert text + "one in Maze 1, three in Maze 2, two in Maze 3." in " ".join(
+        line.strip() for line in README
+    )
+
+
+def test_coverage_at_equal_processor_time():
+    """What SOFE has when the arm without, which takes less time a step, is at its end."""
+    speeds, script = {}, ""
+    for row in table(
+        "| environment steps/s", (ROOT / "docs" / "speed.md").read_text().splitlines()
+    ):
+        script = row[0].split("`")[1] if "`" in row[0] else script
+        small = row[0] == "CPU setting" or (row[0] == "" and script in speeds)
+        if small:
+            speeds.setdefault(script, []).append(float(row[2]))
+    text = " ".join(line.strip() for line in README)
+    for name, panel, words in (
+        ("coverage_ppo_maze1", "sqrt", "{} against {} with sqrt"),
+        ("coverage_ppo_maze1", "salesman", "{} against {} with salesman"),
+        ("coverage_ppo_lstm_maze1", "sqrt", "PPO with LSTM ({} against {})"),
+        ("coverage_a2c_maze1", "sqrt", "A2C ({} against {})"),
+        ("smax_ppo", "ppo", "S-Max in Maze 2 ({} against {})"),
+    ):
+        algorithm = re.search("ppo_lstm|ppo|a2c", name)[0]
+        without, with_sofe = speeds[f"{algorithm}_sofe.py"]
+        first = next(iter(results(name)[0]))
+        (steps, sofe), plain = (curves(name, **{first: panel}, arm=arm) for arm in ARMS_IN_ORDER)
+        part = sofe[:, steps <= steps[-1] * with_sofe / without][:, -2:]
+        both = part.mean(), last_tenth(*plain).mean()
+        assert words.format(*(f"{value:.2f}" for value in both)) in text
 
 
 @pytest.mark.parametrize("maze", ["1", "2", "3"])
