@@ -1,6 +1,6 @@
 """Reward-free exploration of the 3D map by SAC, with and without SOFE. [SOFE fig:sac_godot]
 
-    python paper/fig_godot.py --small      # two hours on two cores
+    python paper/fig_godot.py --small      # two to three hours on two cores
     python paper/fig_godot.py --paper      # the paper's network, for a GPU
 
 Episodic counts, two bonuses, sqrt and salesman; the arms differ in --augment alone. Drawn is the

@@ -124,8 +124,8 @@ def main():
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
         f"A2C, {MAZE}, reward-free, {BONUS} bonus, episodic counts, {network}, seed "
-        f"{'1' if seeds == 1 else f'1 to {seeds}'}. Visits in each eighth of training, white for none; "
-        f"below a map, the coverage of an episode.\n{command_of('fig_heatmaps.py', args)}"
+        f"{'1' if seeds == 1 else f'1 to {seeds}'}. Visits in each eighth of training, white "
+        f"for none; below a map, the coverage of an episode.\n{command_of('fig_heatmaps.py', args)}"
     )
     picture = figures / f"{prefix}heatmaps_a2c.png"
     draw(picture, edges, visits, coverage, reachable, caption)
