@@ -41,6 +41,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -67,6 +68,7 @@ RESUMABLE = (
     "capture_video",
 )
 PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "nle", "minihack", "tensorboard", "tyro")
+CODE = (":/*.py", ":/godot")  # from the root of the checkout, as git names it
 SHOWN = ("explore/bonus", "losses/entropy", "explore/epsilon")  # in the progress line
 PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
 
@@ -548,12 +550,12 @@ class Run:
         for package in PACKAGES:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*"]
-        command += ["--abbrev=40", "--dirty"]  # -dirty where tracked files were changed
+        git = partial(subprocess.run, capture_output=True, text=True, timeout=10)
+        here = ["git", "-C", str(Path(__file__).parent)]
         try:
-            commit = subprocess.run(
-                command, capture_output=True, text=True, timeout=10
-            ).stdout.strip()
+            commit = git([*here, "rev-parse", "HEAD"]).stdout.strip()
+            if commit and git([*here, "diff", "--quiet", "HEAD", "--", *CODE]).returncode:
+                commit += "-dirty"  # the code is not that of the commit
         except (OSError, subprocess.TimeoutExpired):
             commit = ""
         device = select_device(self.args.device)
