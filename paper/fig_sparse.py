@@ -5,19 +5,21 @@
     python paper/fig_sparse.py --small --counts global --view 5   # see 5 x 5 cells only
     python paper/fig_sparse.py --paper      # the paper's network and hyperparameters, for a GPU
 
-The task's reward is 1 on the goal, which ends the episode, and counts in full (--ext-coef 1); sqrt
-bonus. All of [SOFE app:sparse-rewards] is the four algorithms, two counts and two views. Drawn is
-the return of an episode, which is 1 or 0: the share of episodes that find the goal, over training;
-the grey line is a random walk, of which not one in 1000 does. The paper's bars, of all algorithms
-and both counts, are drawn anew after each of them: interquartile means of the return in the last
-tenth of training, and an empty place where the runs are missing.
+The task's reward is 1 on the goal, which ends the episode; sqrt bonus. All of [SOFE
+app:sparse-rewards] is the four algorithms, two counts and two views. Drawn is the return of an
+episode, which is 1 or 0: the share of episodes that find the goal, over training; the grey line is
+a random walk, of which not one in 1000 does. The paper's bars, of all algorithms and both counts,
+are drawn anew after each of them: interquartile means of the return in the last tenth of training,
+and an empty place where the runs are missing.
 
 beta is 0.001 in all sizes: an endless walk over new cells, which pays beta a step, is then worth
 beta / (1 - gamma) = 0.1, and the goal 0.99^75 = 0.47 from the start. With 0.01 the walk is worth
 1, and an agent may do better to roam than to end the episode; docs/results.md tells what came of
 it. The paper does not give its beta. In the small setting the weight of the entropy is a tenth of
-that of the mazes without a goal, 0.001. The runs without a bonus are the same for both counts, and
-are run once.
+that of the mazes without a goal, 0.001. A2C does not normalise its advantages, and with rewards so
+small its policy stays uniform: its goal is worth 100 (--ext-coef), its beta is 0.1, and in the
+small setting its entropy weighs 0.01, as in the mazes; returns are still 1 or 0. The runs without a
+bonus are the same for both counts, and are run once.
 
 Writes paper/results/sparse_ALGORITHM.csv, the trained agent's returns as ..._eval.csv, and
 paper/figures/sparse_ALGORITHM.png, and the bars, paper/figures/sparse_bars.png; _global and _view5
@@ -53,7 +55,8 @@ from experiments import (
 from common.mazes import ACTIONS, MazeVecEnv
 
 MAZE = "Maze2-v0"
-BETA = "0.001"
+BETA = 0.001
+SCALES = {"a2c": 100}  # what rewards are multiplied by, 1 for the others
 CHOICES = {
     "algorithm": ("ppo", "a2c", "dqn", "ppo_lstm"),
     "counts": ("episodic", "global"),
@@ -64,9 +67,9 @@ GOAL_ARMS = {  # flag, label and color, as in the paper's figure
     "plain": (ARMS["plain"][0], "counts", "tab:blue"),
     "none": (ARMS["plain"][0], "no bonus", "tab:green"),
 }
-SMALL_HERE = {  # DQN has no entropy bonus
-    algorithm: flags if algorithm == "dqn" else replace_flags(flags, ent_coef="0.001")
-    for algorithm, flags in SMALL.items()
+SMALL_HERE = SMALL | {  # DQN has no entropy bonus
+    algorithm: replace_flags(SMALL[algorithm], ent_coef="0.001")
+    for algorithm in ("ppo", "ppo_lstm")
 }
 SIZES = {  # flags of each algorithm, steps, seeds, length of an episode
     "smoke": (SMOKE, 80, 1, 8),
@@ -99,14 +102,15 @@ def names(algorithm: str, counts: str, view: str, seeds: int, size: str):
 def jobs(algorithm: str, view: str, size: str, runs) -> dict[str, list[str]]:
     """Names and command lines of the runs."""
     flags, steps, _, limit = SIZES[size]
-    flags = replace_flags(flags[algorithm], beta=BETA)
+    scale = SCALES.get(algorithm, 1)
+    flags = replace_flags(flags[algorithm], beta=f"{BETA * scale:g}", ext_coef=f"{scale}")
     flags += [] if view == "full" else ["--view", view]
 
     def line_of(counts: str, arm: str) -> list[str]:
         bonus = ["--bonus", "none"] if arm == "none" else ["--bonus", "sqrt", "--counts", counts]
         return [
             f"{algorithm}_sofe.py", "--env-id", MAZE, "--goal", *bonus, GOAL_ARMS[arm][0],
-            "--ext-coef", "1", *flags, "--max-steps", str(limit), "--total-timesteps", str(steps),
+            *flags, "--max-steps", str(limit), "--total-timesteps", str(steps),
         ]  # fmt: skip
 
     return jobs_of(runs, line_of)
@@ -176,9 +180,13 @@ def main():
     how = {"panel": "counts", "column": "return", "evals": ("greedy_return", "sampled_return")}
     edges, curves, picture = curves_of(args, name, lines_of, runs, steps, bins, **how)
     sees = "sees the maze" if args.view == "full" else f"sees {args.view} x {args.view} cells"
-    weights = f", beta {BETA}" + (", entropy weight 0.001" if args.size == "small" else "")
+    scale = SCALES.get(args.algorithm, 1)
+    weights = f"beta {BETA * scale:g}, goal worth {scale}"
+    if args.size == "small" and args.algorithm != "dqn":
+        flags = SMALL_HERE[args.algorithm]
+        weights += f", entropy weight {flags[flags.index('--ent-coef') + 1]}"
     caption = (
-        f"{LABELS[args.algorithm]}, {MAZE} with a goal, sqrt bonus{weights}, {sees}, "
+        f"{LABELS[args.algorithm]}, {MAZE} with a goal, sqrt bonus, {weights}, {sees}, "
         f"{setting(args.size, seeds, steps)}. {command_of('fig_sparse.py', args, **CHOICES)}"
     )
     lines = {"random walk": random_walk_success(limit)}
@@ -190,8 +198,8 @@ def main():
     few = "bars: mean of the seeds, dots: each of them"
     many = "interquartile mean of the seeds and its 95% bootstrap interval"
     about = (
-        f"{MAZE} with a goal, sqrt bonus{weights}, {sees}. Last tenth of training; "
-        f"{few if seeds <= FEW else many}. {setting(args.size, seeds, steps)}. "
+        f"{MAZE} with a goal, sqrt bonus, beta {BETA} of the goal's worth, {sees}. Last tenth of "
+        f"training; {few if seeds <= FEW else many}. {setting(args.size, seeds, steps)}. "
         f"python paper/fig_sparse.py --{args.size}, with each --algorithm and --counts"
     )
     draw_bars(args.size, args.view, results, bars, steps, about)

@@ -422,16 +422,23 @@ def test_flags_are_replaced_and_added_and_the_line_stays_as_it_was():
     assert line == ["--beta", "0.1", "--channels", "16"]
 
 
-def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone():
-    runs = fig_sparse.names("a2c", "global", "5", 1, "small")
-    lines = fig_sparse.jobs("a2c", "5", "small", runs)
+@pytest.mark.parametrize(
+    ("algorithm", "beta", "goal", "entropy"),
+    [("ppo", "0.001", "1", "0.001"), ("a2c", "0.1", "100", "0.01")],
+)
+def test_the_arms_of_the_sparse_task_differ_in_the_bonus_and_augment_alone(
+    algorithm, beta, goal, entropy
+):
+    runs = fig_sparse.names(algorithm, "global", "5", 1, "small")
+    lines = fig_sparse.jobs(algorithm, "5", "small", runs)
     words = {arm: lines[runs["global", arm][0]] for arm in fig_sparse.GOAL_ARMS}
     for line in words.values():
-        for flag, value in (("--beta", "0.001"), ("--ext-coef", "1"), ("--view", "5")):
+        weights = {"--beta": beta, "--ext-coef": goal, "--ent-coef": entropy, "--view": "5"}
+        for flag, value in weights.items():
             assert line.count(flag) == 1 and line[line.index(flag) + 1] == value
     assert set(words["sofe"]) ^ set(words["plain"]) == {"--augment", "--no-augment"}
     assert set(words["plain"]) ^ set(words["none"]) == {"sqrt", "none", "--counts", "global"}
-    episodic = fig_sparse.names("a2c", "episodic", "5", 1, "small")
+    episodic = fig_sparse.names(algorithm, "episodic", "5", 1, "small")
     assert episodic["episodic", "none"] == runs["global", "none"]  # the same run
     assert episodic["episodic", "sofe"] != runs["global", "sofe"]
 
