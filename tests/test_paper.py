@@ -324,6 +324,27 @@ def test_curves_are_those_of_their_file(files_in, monkeypatch):
         experiments.curves_of(args, "x", {"a": []}, runs, 20, 2)
 
 
+@pytest.mark.parametrize(("seeds", "lines", "bands"), [(3, 4, 0), (4, 1, 1)])
+def test_few_seeds_are_drawn_one_by_one(tmp_path, monkeypatch, seeds, lines, bands):
+    """And the caption says which it is."""
+    from matplotlib.figure import Figure
+
+    def look(figure, path, dpi):
+        (ax,) = figure.axes
+        found["lines"], found["bands"] = ax.lines, ax.collections
+        found["caption"] = " ".join(figure.get_supxlabel().split())
+
+    found: dict = {}
+    monkeypatch.setattr(Figure, "savefig", look)
+    curves = {("sqrt", "sofe"): np.arange(2.0 * seeds).reshape(seeds, 2)}
+    experiments.draw_curves(tmp_path / "x.png", np.array([1, 2]), curves, {}, "the caption")
+    assert (len(found["lines"]), len(found["bands"])) == (lines, bands)
+    middle = np.arange(2.0 * seeds).reshape(seeds, 2).mean(0)  # the interquartile mean as well
+    np.testing.assert_allclose(found["lines"][0].get_ydata(), middle)
+    words = "thin: each of them" if seeds == 3 else "95% bootstrap interval"
+    assert words in found["caption"] and "the caption" in found["caption"]
+
+
 def test_the_records_of_runs(files_in):
     """Where a run is made anew, its record is; others stay where they are asked to."""
     for name, commit in (("a", "1f"), ("b", "2f-dirty")):
