@@ -8,8 +8,8 @@ Reward-free, the S-Max bonus, whose Gaussian is fitted to the cells of the episo
 in --augment alone, which shows its mean and deviation. The paper does not say which algorithm its
 figure is of. Drawn is, as there, the share of the reachable cells that an episode visits, over
 training; the grey lines are a random walk and an explorer that knows the map and always walks to
-the nearest unvisited cell. Writes paper/results/smax_ALGORITHM.csv and the figure of that name in
-paper/figures/.
+the nearest unvisited cell. Writes paper/results/smax_ALGORITHM.csv, the coverage of the trained
+agent's episodes, without learning, as ..._eval.csv, and the figure of that name in paper/figures/.
 """
 
 from experiments import (
@@ -60,6 +60,7 @@ def main():
 
     name, bins = f"{prefix}smax_{algorithm}", 4 if args.size == "smoke" else 15
     jobs, how = jobs_of(runs, line_of), {"panel": "algorithm"}
+    how |= {"evals": ("greedy_coverage", "sampled_coverage")}
     edges, curves, picture = curves_of(args, name, jobs, runs, steps, bins, **how)
     caption = (
         f"{LABELS[algorithm]}, {MAZE}, reward-free, {setting(args.size, seeds, steps)}; arms "

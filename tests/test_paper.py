@@ -133,7 +133,7 @@ def test_smoke(file, flags, table, num_rows, tmp_path, monkeypatch, capsys, scri
     assert count == num_rows if num_rows else count > 2 * 8
     with open(tmp_path / "records" / f"smoke-{table}.csv") as lines:
         assert {row["run"]: row["command"] for row in csv.DictReader(lines)} == RunHere.commands
-    if file in ("fig_coverage.py", "fig_e3b.py", "fig_godot.py"):
+    if file in ("fig_coverage.py", "fig_smax.py", "fig_e3b.py", "fig_godot.py"):
         with open(tmp_path / f"smoke-{table}_eval.csv") as lines:
             assert len(list(csv.DictReader(lines))) == num_rows // 4  # the curves have four bins
     if file.startswith("fig"):
