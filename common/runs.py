@@ -41,7 +41,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,6 +75,23 @@ PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a ter
 def fail(message: str) -> NoReturn:
     """End the program with one line on standard error and exit status 1."""
     raise SystemExit(f"error: {message}")
+
+
+def git_commit() -> str | None:
+    """The commit of this checkout, with -dirty where its code is not that; None without git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=10
+            ).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+
+    commit = git("rev-parse", "--verify", "--quiet", "HEAD")
+    changed = commit and git("status", "--porcelain", "--untracked-files=all", "--", *CODE)
+    return f"{commit}-dirty" if changed else commit or None
 
 
 @contextlib.contextmanager
@@ -550,14 +566,6 @@ class Run:
         for package in PACKAGES:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        git = partial(subprocess.run, capture_output=True, text=True, timeout=10)
-        here = ["git", "-C", str(Path(__file__).parent)]
-        try:
-            commit = git([*here, "rev-parse", "HEAD"]).stdout.strip()
-            if commit and git([*here, "diff", "--quiet", "HEAD", "--", *CODE]).returncode:
-                commit += "-dirty"  # the code is not that of the commit
-        except (OSError, subprocess.TimeoutExpired):
-            commit = ""
         device = select_device(self.args.device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         return {
@@ -565,7 +573,7 @@ class Run:
             "args": dataclasses.asdict(self.args),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "versions": versions,
-            "git_commit": commit or None,
+            "git_commit": git_commit(),
             "device": f"{device} ({name})",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }

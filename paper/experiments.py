@@ -17,7 +17,7 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -293,26 +293,23 @@ def write_csv(name: str, header: list[str], rows: list[list], folder: Path = RES
     return folder / f"{name}.csv"
 
 
-def write_records(name: str, names: Iterable[str], folder: Path = RESULTS, keep=False) -> None:
-    """Write paper/results/records/NAME.csv: how each run of a table or figure was made.
+def write_records(
+    name: str, jobs: dict[str, list[str]], folder: Path = RESULTS, keep: bool = False
+) -> None:
+    """Write paper/results/records/NAME.csv: when and with what each run of a figure was begun.
 
+    jobs   as for `launch`, which has compared the command lines with those of the runs
     keep   whether the runs that are in the file already stay there
     """
     path, kept = folder / "records" / f"{name}.csv", {}
     if keep and path.exists():
         with open(path) as lines:
             kept = {row["run"]: list(row.values()) for row in csv.DictReader(lines)}
-    for run_name in names:
+    for run_name, line in jobs.items():
         record = json.loads((RUNS / run_name / "args.json").read_text())
-        words = record["command"]
-        for flag in ("--runs-dir", "--run-name"):
-            if flag in words:
-                words = words[: words.index(flag)] + words[words.index(flag) + 2 :]
-        if not (ROOT / words[0]).exists():
-            words = [f"paper/{words[0]}", *words[1:]]  # args.json has the file's name alone
         kept[run_name] = [
             *[run_name, record["started"], record["git_commit"], record["versions"]["torch"]],
-            *[record["device"], " ".join(["python", *words])],
+            *[record["device"], " ".join(["python", *line])],
         ]
     header = ["run", "started", "git_commit", "torch", "device", "command"]
     write_csv(name, header, [kept[run_name] for run_name in sorted(kept)], path.parent)

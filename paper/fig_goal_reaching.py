@@ -169,7 +169,8 @@ def main():
     which = ("ppo", "1", "episodic")
     runs = names(*which, ("sqrt",), seeds, args.size)
     runs = {key: of_seeds for key, of_seeds in runs.items() if key[1] == "sofe"}
-    launch(jobs(*which, args.size, runs), args.jobs)
+    lines_of = jobs(*which, args.size, runs)
+    launch(lines_of, args.jobs)
 
     envs = MazeVecEnv(1, MAZE, engine="numpy")
     walls, start = envs.walls, tuple(envs.engine.cells[0])
@@ -203,7 +204,7 @@ def main():
     header = ["seed", "row", "column", "shortest", "greedy_success", "greedy_length"]
     header += ["sampled_success", "sampled_length", "without_goal"]
     path = write_csv(f"{prefix}goal_reaching", header, rows, results)
-    write_records(path.stem, runs["sqrt", "sofe"], results)
+    write_records(path.stem, lines_of, results)
     maps = {}
     titles = ("goal shown: reached", "no goal shown: came by")
     for title, of_seeds in zip(titles, (successes, shares), strict=True):
@@ -213,10 +214,9 @@ def main():
     caption = (
         f"PPO with SOFE, {MAZE}, sqrt bonus, episodic counts, {network}, {steps:,} steps, "
         f"shown a table in which each cell but one was visited once. Sampled walks of at most "
-        f"{limit} steps.\nGreen: a walk of seed 1, which reaches {successes[0].mean():.2f} of the "
-        f"goals; yellow: its start; red: the goal, the unvisited cell. Maps: mean of {seeds} "
-        f"seeds. "
-        f"{command_of('fig_goal_reaching.py', args)}"
+        f"{limit} steps.\nGreen: a walk of seed 1, of whose walks {successes[0].mean():.2f} "
+        f"reach their goal; yellow: its start; red: the goal, the unvisited cell. Maps: mean of "
+        f"{seeds} seeds. {command_of('fig_goal_reaching.py', args)}"
     )
     picture = figures / f"{prefix}goal_reaching.png"
     draw(picture, walls, goals, shortest, *shown, maps, caption)

@@ -104,7 +104,8 @@ def main():
             "--total-timesteps", str(steps),
         ]  # fmt: skip
 
-    launch(jobs_of(runs, line_of), args.jobs)
+    jobs = jobs_of(runs, line_of)
+    launch(jobs, args.jobs)
     reachable = MazeVecEnv(1, MAZE, engine="numpy").reachable
     edges, curves = training_curves(runs, steps, PARTS)
     edges = edges.astype(np.int64)
@@ -120,7 +121,7 @@ def main():
     results, figures = (RESULTS, FIGURES) if committed else (RUNS, RUNS)
     header = ["arm", "seed", "step", "row", "column", "visits"]
     path = write_csv(f"{prefix}heatmaps_a2c", header, rows, results)
-    write_records(path.stem, [name for of_seeds in runs.values() for name in of_seeds], results)
+    write_records(path.stem, jobs, results)
     network = "paper's network" if args.size == "paper" else "16 channels, 128 features"
     caption = (
         f"A2C, {MAZE}, reward-free, {BONUS} bonus, episodic counts, {network}, seed "

@@ -9,8 +9,8 @@ The task's reward is 1 on the goal, which ends the episode; sqrt bonus. All of [
 app:sparse-rewards] is the four algorithms, two counts and two views. Drawn is the return of an
 episode, which is 1 or 0: the share of episodes that find the goal, over training; the grey line is
 a random walk, of which not one in 1000 does. The paper's bars, of all algorithms and both counts,
-are drawn anew after each of them: interquartile means of the return in the last tenth of training,
-and an empty place where the runs are missing.
+are drawn anew after each of them: the return in the last tenth of training, as an interquartile
+mean or (three seeds or fewer) a mean and each seed, and an empty place where runs are missing.
 
 beta is 0.001 in all sizes: an endless walk over new cells, which pays beta a step, is then worth
 beta / (1 - gamma) = 0.1, and the goal 0.99^75 = 0.47 from the start. With 0.01 the walk is worth
@@ -129,30 +129,32 @@ def last_returns(path: Path) -> tuple[float, dict[str, np.ndarray]]:
     return edges[-1], {arm: last_tenth(edges, curve) for (_, arm), curve in curves.items()}
 
 
-def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, caption: str) -> None:
+def draw_bars(
+    size: str, view: str, folder: Path, path: Path, steps: int, seeds: int, caption: str
+) -> None:
     """Draw what all algorithms reach that a folder has a CSV file of, a panel for each counts.
 
-    A file of another number of steps is left out.
+    A file of another number of steps or seeds is left out. What the bars are is put before the
+    caption.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    both = CHOICES["counts"]
+    both, few = CHOICES["counts"], seeds <= FEW
     figure, axes = plt.subplots(1, len(both), figsize=(9, 4), sharey=True, layout="constrained")
     for ax, counts in zip(axes, both, strict=True):
         for place, algorithm in enumerate(CHOICES["algorithm"]):
             file = folder / f"{file_name(size, algorithm, counts, view)}.csv"
             trained, returns = last_returns(file) if file.exists() else (0, {})
-            if trained != steps:
+            if trained != steps or any(len(values) != seeds for values in returns.values()):
                 ax.text(place, 0.02, "not run", ha="center", fontsize=8, color="gray")
                 continue
             for side, (arm, (_, _, color)) in zip((-0.27, 0, 0.27), GOAL_ARMS.items(), strict=True):
                 middle, low, high = (float(x[0]) for x in iqm_interval(returns[arm][:, None]))
-                few, at = len(returns[arm]) <= FEW, place + side
-                error = None if few else [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-                ax.bar(at, middle, 0.25, yerr=error, color=color, capsize=3)
+                at, error = place + side, [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+                ax.bar(at, middle, 0.25, yerr=None if few else error, color=color, capsize=3)
                 if few:
                     ax.scatter([at] * len(returns[arm]), returns[arm], s=8, color="k", zorder=3)
                 top = returns[arm].max() if few else high
@@ -163,6 +165,9 @@ def draw_bars(size: str, view: str, folder: Path, path: Path, steps: int, captio
     labels = [label for _, label, _ in GOAL_ARMS.values()]
     figure.legend(handles, labels, loc="outside upper center", ncols=3)
     axes[0].set_ylabel("return of an episode")
+    of_few = "Bars: mean of the seeds; dots: each of them."
+    of_many = "Interquartile mean of the seeds and its 95% bootstrap interval."
+    caption = f"{of_few if few else of_many} {caption}"
     figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -195,14 +200,12 @@ def main():
     print_last(edges, curves, "return")
     bars = picture.with_name(f"{file_name(args.size, 'bars', 'episodic', args.view)}.png")
     results = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    few = "bars: mean of the seeds, dots: each of them"
-    many = "interquartile mean of the seeds and its 95% bootstrap interval"
     about = (
         f"{MAZE} with a goal, sqrt bonus, beta {BETA} of the goal's worth, {sees}. Last tenth of "
-        f"training; {few if seeds <= FEW else many}. {setting(args.size, seeds, steps)}. "
+        f"training. {setting(args.size, seeds, steps)}. "
         f"python paper/fig_sparse.py --{args.size}, with each --algorithm and --counts"
     )
-    draw_bars(args.size, args.view, results, bars, steps, about)
+    draw_bars(args.size, args.view, results, bars, steps, seeds, about)
     print(f"wrote {picture} and {bars}")
 
 

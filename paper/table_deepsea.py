@@ -151,7 +151,7 @@ def main():
     rows.sort(key=lambda row: row[2])  # by size, else in their order
     header = ["algorithm", "arm", "size", "seed", "greedy_return", "sampled_return"]
     path = write_csv(table, [*header, "episodes_to_0.95"], rows, folder)
-    write_records(table, names.values(), folder, keep=args.only != "all")
+    write_records(table, jobs, folder, keep=args.only != "all")
     print("| DeepSea | arm | greedy return | sampled | seeds at 0.95 | episodes to 0.95 |")
     print("|---|---|---|---|---|---|")
     for size in sizes:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tyro
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rliable import metrics
 from run_files import quick  # noqa: F401
 
@@ -327,7 +328,6 @@ def test_curves_are_those_of_their_file(files_in, monkeypatch):
 @pytest.mark.parametrize(("seeds", "lines", "bands"), [(3, 4, 0), (4, 1, 1)])
 def test_few_seeds_are_drawn_one_by_one(tmp_path, monkeypatch, seeds, lines, bands):
     """And the caption says which it is."""
-    from matplotlib.figure import Figure
 
     def look(figure, path, dpi):
         (ax,) = figure.axes
@@ -347,20 +347,27 @@ def test_few_seeds_are_drawn_one_by_one(tmp_path, monkeypatch, seeds, lines, ban
 
 def test_the_records_of_runs(files_in):
     """Where a run is made anew, its record is; others stay where they are asked to."""
+
+    def write_record(name: str, commit: str) -> None:
+        record = {"started": "now", "git_commit": commit, "versions": {"torch": "2"}}
+        record |= {"device": "cpu (x86_64)"}
+        (files_in / "RUNS" / name / "args.json").write_text(json.dumps(record))
+
+    a, b = ({name: ["ppo_sofe.py", "--seed", "3", "--beta", "1"]} for name in ("a", "b"))
     for name, commit in (("a", "1f"), ("b", "2f-dirty")):
         (files_in / "RUNS" / name).mkdir()
-        record = {"started": "now", "git_commit": commit, "versions": {"torch": "2"}}
-        line = ["ppo_sofe.py", "--seed", "3", "--runs-dir", "x", "--run-name", name, "--beta", "1"]
-        record |= {"device": "cpu (x86_64)", "command": line}
-        (files_in / "RUNS" / name / "args.json").write_text(json.dumps(record))
+        write_record(name, commit)
     path = files_in / "RESULTS" / "records" / "x.csv"
     row = "{},now,{},2,cpu (x86_64),python ppo_sofe.py --seed 3 --beta 1"
     header = "run,started,git_commit,torch,device,command"
-    experiments.write_records("x", ["b"], files_in / "RESULTS")
+    experiments.write_records("x", b, files_in / "RESULTS")
     assert path.read_text().splitlines() == [header, row.format("b", "2f-dirty")]
-    experiments.write_records("x", ["a"], files_in / "RESULTS", keep=True)
+    experiments.write_records("x", a, files_in / "RESULTS", keep=True)
     assert path.read_text().splitlines()[1:] == [row.format("a", "1f"), row.format("b", "2f-dirty")]
-    experiments.write_records("x", ["a"], files_in / "RESULTS")
+    write_record("b", "3f")
+    experiments.write_records("x", b, files_in / "RESULTS", keep=True)
+    assert path.read_text().splitlines()[1:] == [row.format("a", "1f"), row.format("b", "3f")]
+    experiments.write_records("x", a, files_in / "RESULTS")
     assert path.read_text().splitlines() == [header, row.format("a", "1f")]
 
 
@@ -473,14 +480,17 @@ def test_deepsea_is_solved_by_the_greedy_policy(tmp_path):
     assert table_deepsea.result("run", 10, tmp_path) == (0.2, 0.99, None)
 
 
-def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(
+    seeds, tmp_path, monkeypatch
+):
     rows = [
         f"global,{arm},{seed},{step},{seed * level if step > 90 else 0.9}"
         for arm, level in (("sofe", 0.2), ("plain", 0.1), ("none", 0.0))
-        for seed in (1, 2, 3)
+        for seed in range(1, seeds + 1)
         for step in (25, 50, 90, 95, 100)
     ]
-    rows[-1] = "global,none,3,100,nan"  # no episode ended there
+    rows[-1] = f"global,none,{seeds},100,nan"  # no episode ended there
     name = fig_sparse.file_name("small", "a2c", "global", "5")
     assert name == "sparse_a2c_global_view5"
     path = tmp_path / f"{name}.csv"
@@ -488,18 +498,32 @@ def test_the_bars_are_of_the_last_tenth_and_a_missing_file_is_an_empty_place(tmp
     steps, returns = fig_sparse.last_returns(path)
     assert steps == 100
     assert {arm: values.tolist() for arm, values in returns.items()} == {
-        "sofe": pytest.approx([0.2, 0.4, 0.6]),
-        "plain": pytest.approx([0.1, 0.2, 0.3]),
-        "none": [0, 0, 0],
+        "sofe": pytest.approx([0.2, 0.4, 0.6, 0.8][:seeds]),
+        "plain": pytest.approx([0.1, 0.2, 0.3, 0.4][:seeds]),
+        "none": [0] * seeds,
     }
     words = []
     text = Axes.text
     monkeypatch.setattr(Axes, "text", lambda ax, *at, **how: words.append(at[2]) or text(ax, *at))
-    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", 100, "a caption")
-    assert sorted(words) == ["0.00", "0.20", "0.40", *7 * ["not run"]]
-    words.clear()  # what is there is of other runs
-    fig_sparse.draw_bars("small", "5", tmp_path, tmp_path / "bars.png", 200, "a caption")
-    assert words == 8 * ["not run"]
+    save, figures = Figure.savefig, []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **how: figures.append(self) or save(self, *a, **how)
+    )
+    bars = tmp_path / "bars.png"
+    fig_sparse.draw_bars("small", "5", tmp_path, bars, 100, seeds, "a caption")
+    middles = ["0.00", "0.20", "0.40"] if seeds == 3 else ["0.00", "0.25", "0.50"]
+    assert sorted(words) == [*middles, *7 * ["not run"]]
+    ax, (caption, _) = figures[0].axes[1], figures[0].get_supxlabel().split("a caption")
+    kinds = [type(each).__name__ for each in ax.containers]
+    dots = [len(each.get_offsets()) for each in ax.collections if hasattr(each, "get_sizes")]
+    if seeds == 3:
+        assert dots == [3, 3, 3] and "ErrorbarContainer" not in kinds and "dots" in caption
+    else:
+        assert not dots and kinds.count("ErrorbarContainer") == 3 and "interval" in caption
+    for other in ((200, seeds), (100, seeds + 1)):
+        words.clear()  # what is there is of other runs
+        fig_sparse.draw_bars("small", "5", tmp_path, bars, *other, "a caption")
+        assert words == 8 * ["not run"]
     assert (tmp_path / "bars.png").stat().st_size > 10_000
 
 

@@ -139,16 +139,34 @@ def test_the_record_of_a_run(tmp_path):
     record = json.loads((folder / "args.json").read_text())
     assert record["args"]["beta"] == 0.25
     assert record["versions"]["torch"] == torch.__version__
-    assert {"device", "started", "command"} <= record.keys()
-    git = ["git", "-C", str(ROOT)]
-    status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
-    if status.returncode == 0:
-        head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-        changed = [line.split()[-1] for line in status.stdout.splitlines()]
-        dirty = any(path.endswith(".py") or path.startswith("godot/") for path in changed)
-        assert record["git_commit"] == head + ("-dirty" if dirty else "")
-    else:
-        assert record["git_commit"] is None  # the files came without git
+    assert {"git_commit", "device", "started", "command"} <= record.keys()
+
+
+def test_the_commit_of_a_run_says_whether_its_code_is_that(tmp_path, monkeypatch):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.check_output(["git", "-C", str(tmp_path), *who, *words], text=True)
+
+    (tmp_path / "common").mkdir()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "common" / "runs.py"))
+    assert runs.git_commit() is None  # no repository
+    git("init", "--quiet")
+    assert runs.git_commit() is None  # no commit
+    for path in ("common/runs.py", "a_sofe.py", "README.md"):
+        (tmp_path / path).write_text("1\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    head = git("rev-parse", "HEAD").strip()
+    assert runs.git_commit() == head
+    (tmp_path / "README.md").write_text("2\n")
+    assert runs.git_commit() == head
+    for path in ("a_sofe.py", "my_copy_sofe.py"):
+        (tmp_path / path).write_text("2\n")
+        assert runs.git_commit() == f"{head}-dirty"
+        git("stash", "--quiet", "--include-untracked")
+        assert runs.git_commit() == head
+    monkeypatch.setenv("PATH", "")
+    assert runs.git_commit() is None  # no git
 
 
 def test_no_scalar_is_nan_and_all_metrics_are_there(tmp_path):
