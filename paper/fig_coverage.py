@@ -103,7 +103,7 @@ def main():
         # It never falls: the last value in a bin is what was reached by then.
         how = {"file": "updates.csv", "summary": lambda values: values[-1]}
         lines = {"random walks, in the end": random_walks_coverage(maze, steps, limit)}
-        style = {"ylabel": "coverage of the run so far", "legend": "lower right"}
+        style = {"ylabel": "coverage of the run so far", "legend": "best"}
     else:
         column, style, how = "coverage", {}, {}
         bins = 4 if smoke else 15  # each holds the ends of some episodes

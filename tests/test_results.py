@@ -189,13 +189,15 @@ def test_success_in_procgen():
     assert f"with greedy ones below it {words}" in " ".join(PAGE)
 
 
-@pytest.mark.parametrize("row", table("| S-Max | at 200k"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", table("| S-Max | arm | at 200k"), ids=lambda row: "-".join(row[:2]))
 def test_coverage_with_smax(row):
-    steps, coverage = curves("smax_ppo", algorithm="ppo", arm=ARMS[row[0]])
-    for text, step in zip(row[1:4], (200_000, 300_000, 500_000), strict=True):
+    algorithm, arm = row[0].lower(), ARMS[row[1]]
+    steps, coverage = curves(f"smax_{algorithm}", algorithm=algorithm, arm=arm)
+    for text, step in zip(row[2:5], (200_000, 300_000, 500_000), strict=True):
         agree(text, coverage[:, steps == step].mean(0))
-    agree(row[4], coverage[:, -1])
-    agree(row[5], coverage.mean(1))
+    agree(row[5], coverage[:, -1])
+    agree(row[6], evaluations(f"smax_{algorithm}", "sampled_coverage", arm))
+    agree(row[7], coverage.mean(1))
 
 
 def test_encodings_of_the_counts():
@@ -234,6 +236,30 @@ def test_goals_that_a_seed_came_to():
         return round(np.nansum((success * episodes)[seed - 1, (steps > 500_000) | (not late)]))
 
     assert goals("plain", 2, late=True) == 47 and goals("sofe", 2, late=False) == 2
+
+
+def test_goals_that_a2c_came_to():
+    text, best = " ".join(PAGE), 0.0
+    for arm, words in (
+        ("sofe", "with SOFE they come to the goal in {}, {} and {} of a thousand episodes"),
+        ("plain", "without in {}, {} and {}, at most in 0.38"),
+        ("none", "without a bonus in {}, {} and {} "),
+    ):
+        _, success = curves("sparse_a2c", "return", counts="episodic", arm=arm)
+        episodes = curves("sparse_a2c", "rows", counts="episodic", arm=arm)[1]
+        goals = np.nansum(success * episodes, axis=1).round().astype(int)
+        assert words.format(*goals) in text and np.allclose(episodes.sum(1), 1000, atol=11)
+        assert set(evaluations("sparse_a2c", "sampled_return", arm)) == {0}
+        best = max(best, np.nanmax(success))
+    assert best == pytest.approx(0.38, abs=0.005)
+
+
+def test_coverage_of_runs_with_global_counts():
+    name, words = "coverage_a2c_maze1_global", []
+    for arm in ARMS_IN_ORDER:
+        ends = curves(name, "global_coverage", arm=arm)[1][:, -1]
+        words.append(", ".join(f"{end:.2f}" for end in ends))
+    assert f"{words[0]} with SOFE and {words[1]} without" in " ".join(PAGE)
 
 
 SCORES = table("| task | what is counted", README)
