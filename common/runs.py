@@ -34,6 +34,7 @@ import os
 import platform
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,7 @@ RESUMABLE = (
 PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "nle", "minihack", "tensorboard", "tyro")
 CODE = (":/*.py", ":/godot")  # from the root of the checkout, as git names it
 SHOWN = ("explore/bonus", "losses/entropy", "explore/epsilon")  # in the progress line
+TRACKER_SECONDS = 20.0  # that Weights & Biases may take to start
 PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
 
 
@@ -579,16 +581,25 @@ class Run:
         }
 
     def _start_tracking(self) -> None:
+        """Mirror the run to Weights & Biases; a new run that cannot leaves no folder."""
         import wandb
 
-        config = dataclasses.asdict(self.args)
-        self._tracker = wandb.init(
-            project="sofe",
-            name=self.folder.name,
-            config=config,
-            dir=str(self.folder),
-            sync_tensorboard=True,
-        )
+        try:
+            self._tracker = wandb.init(
+                project="sofe",
+                name=self.folder.name,
+                config=dataclasses.asdict(self.args),
+                dir=str(self.folder),
+                sync_tensorboard=True,
+                settings=wandb.Settings(init_timeout=TRACKER_SECONDS),
+            )
+        except Exception as error:  # no login, no network: it has many kinds
+            self._let_go()
+            if not self.args.resume:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            remedy = "wandb login, WANDB_MODE=offline, or leave --track out"
+            fail(f"Weights & Biases does not start ({reason}): {remedy}")
 
     # -- writing -------------------------------------------------------------------------------
 

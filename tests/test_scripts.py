@@ -566,6 +566,24 @@ def test_missing_packages_are_named(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_tracker_that_does_not_start_costs_no_run(tmp_path, monkeypatch):
+    """The real one does so where nobody is logged in; it is not installed with the project."""
+    _, folder = train(tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    fake = "def Settings(**settings):\n    return None\n\n\n"
+    fake += "def init(**settings):\n    raise RuntimeError('nobody is logged in.\\nmore')\n"
+    (tmp_path / "wandb.py").write_text(fake)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    new = shell(tmp_path, **TINY, track=True, runs_dir=tmp_path / "new", run_name="new")
+    longer = shell(tmp_path, resume=folder, track=True, total_timesteps=10**6)
+    for result in (new, longer):
+        ends_with_one_line(result, "(nobody is logged in)", "wandb login", "WANDB_MODE=offline")
+    assert not list((tmp_path / "new").iterdir())
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after.pop("args.json") != before.pop("args.json")  # it has the command
+    assert after == before
+
+
 def test_a_device_that_is_not_there(tmp_path):
     name = "mps" if not torch.backends.mps.is_available() else "cuda"
     ends_with_one_line(shell(tmp_path, **(TINY | {"device": name})), f"--device {name}", "cpu")
