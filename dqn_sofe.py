@@ -258,12 +258,12 @@ class QNetwork(nn.Module):
 
 
 class ReplayBuffer:
-    """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
+    """The latest steps of the N envs as a ring of L rows; `total += 1` completes a row.
 
-    obs, next_obs   (R, N, bytes) uint8     zeros and ones are packed to bits; other maps flattened
-    actions, rewards, terminated, ended     (R, N), where a truncated episode has ended as well
-    counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits
-    visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
+    obs, next_obs   (L, N, bytes) uint8     zeros and ones are packed to bits; other maps flattened
+    actions, rewards, terminated, ended     (L, N), where a truncated episode has ended as well
+    counts          (L, N or 1, H, W)       before the step; after it: the same plus the visits
+    visits          (L, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
     The oldest rows are never sampled: what the last log_every updates began from can be saved.
     """
 
@@ -272,7 +272,7 @@ class ReplayBuffer:
         self.args, self.shape, self.pixels = args, space.shape, int(np.prod(space.shape))
         self.total = np.zeros((), np.int64)  # rows completed
         self.capacity = args.buffer_size // N  # rows that are sampled from
-        self.R = self.capacity + args.train_frequency * args.log_every
+        self.L = self.capacity + args.train_frequency * args.log_every
         self.packed = space.dtype == np.uint8 and space.high.max() == 1
         width, dtype = (-(-self.pixels // 8), "u1") if self.packed else (self.pixels, space.dtype)
         kinds = dict(obs=((N, width), dtype), next_obs=((N, width), dtype), actions=((N,), "i8"))
@@ -281,8 +281,8 @@ class ReplayBuffer:
             counts = "u2" if args.counts == "episodic" else "i8"
             kinds |= dict(counts=(table_shape, counts), visits=((N, 2, 2), "i2"))
         row_bytes = sum(int(np.prod(s)) * np.dtype(kind).itemsize for s, kind in kinds.values())
-        runs.check_memory("replay buffer", self.R * row_bytes, torch.device("cpu"))
-        self.columns = {name: np.zeros((self.R, *s), kind) for name, (s, kind) in kinds.items()}
+        runs.check_memory("replay buffer", self.L * row_bytes, torch.device("cpu"))
+        self.columns = {name: np.zeros((self.L, *s), kind) for name, (s, kind) in kinds.items()}
 
     def put(self, **values):
         """Fill columns of the present row; without SOFE there are none for counts and visits."""
@@ -293,7 +293,7 @@ class ReplayBuffer:
                 value = np.packbits(pixels, axis=1) if self.packed else pixels
             if name == "counts" and value.max() > np.iinfo(column.dtype).max:
                 runs.fail("a cell was visited 65536 times in an episode: take --counts global")
-            column[self.total % self.R] = value
+            column[self.total % self.L] = value
 
     def sample(self, M, device):
         """M transitions, drawn uniformly with replacement.
@@ -303,21 +303,21 @@ class ReplayBuffer:
                   discounts (M,), of the value of next_obs, 0 where the episode was terminated
         """
         args, columns = self.args, self.columns
-        total = int(self.total)  # rows are counted on; modulo R they are places
+        total = int(self.total)  # rows are counted on; modulo L they are places
         first = torch.randint(max(0, total - self.capacity), total - args.n_step + 1, (M,)).numpy()
         env = torch.randint(args.num_envs, (M,)).numpy()
         rewards, discounts = np.zeros(M, np.float32), np.ones(M, np.float32)
         last, going_on = first, np.ones(M, bool)
         for k in range(args.n_step):  # fewer rewards where the episode ends
             last = np.where(going_on, first + k, last)
-            at = (last % self.R, env)
+            at = (last % self.L, env)
             rewards += discounts * going_on * columns["rewards"][at]
             discounts[going_on] *= args.gamma
             going_on &= ~columns["ended"][at]
         discounts *= ~columns["terminated"][at]
         batch = {"rewards": torch.from_numpy(rewards), "discounts": torch.from_numpy(discounts)}
         batch |= {"next_obs": self.observations("next_obs", *at), "next_phi": self.phi(*at, True)}
-        at = (first % self.R, env)
+        at = (first % self.L, env)
         batch |= {"obs": self.observations("obs", *at), "phi": self.phi(*at, False)}
         batch["actions"] = torch.from_numpy(columns["actions"][at])
         return {name: tensor.to(device) for name, tensor in batch.items()}

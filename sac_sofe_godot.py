@@ -248,12 +248,12 @@ def squash(mean, log_std, noise):
 
 
 class ReplayBuffer:
-    """The latest steps of the N envs as a ring of R rows; `total += 1` completes a row.
+    """The latest steps of the N envs as a ring of L rows; `total += 1` completes a row.
 
-    obs, next_obs   (R, N, D) float32
-    counts          (R, N or 1, H, W)       before the step; after it: the same plus the visits;
+    obs, next_obs   (L, N, D) float32
+    counts          (L, N or 1, H, W)       before the step; after it: the same plus the visits;
                                             uint16 if episodic, int64 of the one global table
-    visits          (R, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended,
+    visits          (L, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended,
                                             else (-1, -1)
     The log_every oldest rows are not sampled any more: what the last row of the log began from can
     still be saved whole.
@@ -264,7 +264,7 @@ class ReplayBuffer:
         obs, actions = envs.single_observation_space.shape, envs.single_action_space.shape
         self.total = np.zeros((), np.int64)  # rows completed
         self.capacity = args.buffer_size // N  # rows that are sampled from
-        self.R = self.capacity + args.log_every
+        self.L = self.capacity + args.log_every
         kinds = dict(obs=((N, *obs), "f4"), next_obs=((N, *obs), "f4"))
         kinds |= dict(actions=((N, *actions), "f4"), rewards=((N,), "f4"))
         kinds |= dict(terminated=((N,), "?"), ended=((N,), "?"))
@@ -272,15 +272,15 @@ class ReplayBuffer:
             counts = "u2" if args.counts == "episodic" else "i8"
             kinds |= dict(counts=(table_shape, counts), visits=((N, 2, 2), "i2"))
         row_bytes = sum(math.prod(s) * np.dtype(kind).itemsize for s, kind in kinds.values())
-        runs.check_memory("replay buffer", self.R * row_bytes, torch.device("cpu"))
-        self.columns = {name: np.zeros((self.R, *s), kind) for name, (s, kind) in kinds.items()}
+        runs.check_memory("replay buffer", self.L * row_bytes, torch.device("cpu"))
+        self.columns = {name: np.zeros((self.L, *s), kind) for name, (s, kind) in kinds.items()}
 
     def put(self, **values):
         for name in values.keys() & self.columns.keys():
             value, column = values[name], self.columns[name]
             if name == "counts" and value.max() > np.iinfo(column.dtype).max:
                 runs.fail("a cell was visited 65536 times in an episode: take --counts global")
-            column[self.total % self.R] = value
+            column[self.total % self.L] = value
 
     def sample(self, M, device):
         """M transitions, drawn uniformly with replacement.
@@ -289,8 +289,8 @@ class ReplayBuffer:
                   actions (M, A); rewards (M,); discounts (M,), of the value of next_obs, 0 where
                   the episode was terminated
         """
-        columns, total = self.columns, int(self.total)  # rows are counted on; modulo R: places
-        rows = torch.randint(max(0, total - self.capacity), total, (M,)).numpy() % self.R
+        columns, total = self.columns, int(self.total)  # rows are counted on; modulo L: places
+        rows = torch.randint(max(0, total - self.capacity), total, (M,)).numpy() % self.L
         at = (rows, torch.randint(self.args.num_envs, (M,)).numpy())
         batch = {name: columns[name][at] for name in ("obs", "next_obs", "actions", "rewards")}
         batch["discounts"] = np.float32(self.args.gamma) * ~columns["terminated"][at]

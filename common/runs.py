@@ -481,8 +481,8 @@ class Run:
                                    environments (get_state, set_state) and tensors, which must be
                                    changed in place only
         ring        a replay buffer, too large to be copied in each iteration: how many rows were
-                    ever written, () int64 changed in place, and arrays (R, ...) in which row k is
-                    at k modulo R. They are read when a checkpoint is written: rows that belong to
+                    ever written, () int64 changed in place, and arrays (L, ...) in which row k is
+                    at k modulo L. They are read when a checkpoint is written: rows that belong to
                     the state at the last call of `checkpoint` must not be overwritten by then.
         more        tuple of str   further columns of episodes.csv, from final_info["episode"]
         """

@@ -372,10 +372,10 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
         else:
             assert np.array_equal(found, one["next_phi"])
 
-    kept = min(replay.R, total)
+    kept = min(replay.L, total)
     assert kept == (20 + 2 * 3 if buffer_size == 61 else total)
     for row in range(total - kept, total):
-        at = np.full(N, row % replay.R), np.arange(N)
+        at = np.full(N, row % replay.L), np.arange(N)
         obs, next_obs = (replay.observations(name, *at) for name in ("obs", "next_obs"))
         phi, next_phi = replay.phi(*at, 0), replay.phi(*at, 1)
         assert phi.dtype == next_phi.dtype == torch.float32
@@ -384,7 +384,7 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
             assert np.array_equal(obs[env], one["obs"]) and torch.equal(phi[env], one["phi"])
             assert np.array_equal(next_obs[env], one["next_obs"])
             same_phi(next_phi[env], one, row == total - 1)
-        stored = {name: column[row % replay.R] for name, column in replay.columns.items()}
+        stored = {name: column[row % replay.L] for name, column in replay.columns.items()}
         here = transitions[row * N :][:N]
         assert stored["actions"].tolist() == [one["action"] for one in here]
         assert stored["rewards"].tolist() == [one["reward"] for one in here]

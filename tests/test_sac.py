@@ -450,7 +450,7 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
     log = recorded(bonus=bonus, counts=counts, beta=0.5, buffer_size=buffer_size)
     transitions, replay, total = expected_transitions(log, bonus, counts, 0.5), log.replay, 84
     assert len(transitions) == total * N and int(replay.total) == total
-    assert replay.capacity == buffer_size // N and replay.capacity + 3 == replay.R
+    assert replay.capacity == buffer_size // N and replay.capacity + 3 == replay.L
     ends = Counter((one["terminated"], one["ended"]) for one in transitions)
     assert ends[True, True] > 5 and ends[False, True] > 5
 
@@ -469,10 +469,10 @@ def test_every_transition_is_as_it_was_lived(recorded, bonus, counts, buffer_siz
         assert abs(found["reward"] - one["reward"]) <= 1e-6 * abs(one["reward"])
         assert np.array_equal(found["action"], one["action"])
 
-    for row in range(total - min(replay.R, total), total):
-        at = np.full(N, row % replay.R), np.arange(N)
+    for row in range(total - min(replay.L, total), total):
+        at = np.full(N, row % replay.L), np.arange(N)
         phis = dict(phi=replay.phi(*at, False), next_phi=replay.phi(*at, True))
-        stored = {name: column[row % replay.R] for name, column in replay.columns.items()}
+        stored = {name: column[row % replay.L] for name, column in replay.columns.items()}
         for env in range(N):
             one = transitions[row * N + env]
             found = {"obs": stored["obs"][env], "next_obs": stored["next_obs"][env]}
