@@ -129,6 +129,7 @@ class Args:
             "seed eval_every eval_episodes beta ext_coef ent_coef vf_coef gamma "
             "penalty_step num_workers",
             "gamma",
+            *trunks.flag_rules(self),
             ("--augment and --bonus: only e3b has an ellipsoid", sofe and self.bonus != "e3b"),
             (f"--embedding-dim: {least} or more for this --bonus and --augment", d < least),
             ("--eval-every and --eval-episodes 0", self.eval_every and not self.eval_episodes),

@@ -142,6 +142,16 @@ class ShallowTrunk(nn.Sequential):
         return super().forward(obs["image"] / 255.0)
 
 
+def flag_rules(args):
+    """Flags that the game of args.env_id has no use for, as `runs.check_args` takes its rules."""
+    procgen = args.env_id == "procgen-maze"
+    return [
+        ("--shallow and --env-id: Procgen only", args.shallow and not procgen),
+        ("--crop-only and --env-id: MiniHack only", args.crop_only and procgen),
+        ("--penalty-step and --env-id: MiniHack only", args.penalty_step > 0 and procgen),
+    ]
+
+
 def make_trunk(args):
     """The trunk for the observations of args.env_id, of the sizes in args."""
     if args.env_id == "procgen-maze":

@@ -567,6 +567,20 @@ def test_flags_reach_the_environments(monkeypatch, split):
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "game", "other"),
+    [
+        ("shallow", True, "procgen-maze", "MiniHack-MultiRoom-N4-v0"),
+        ("crop_only", True, "MiniHack-MultiRoom-N4-v0", "procgen-maze"),
+        ("penalty_step", 0.01, "MiniHack-MultiRoom-N4-v0", "procgen-maze"),
+    ],
+)
+def test_a_flag_that_its_game_has_no_use_for_is_refused(flag, value, game, other):
+    assert getattr(Args(env_id=game, **{flag: value}), flag) == value
+    with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} and --env-id"):
+        Args(env_id=other, **{flag: value})
+
+
+@pytest.mark.parametrize(
     "settings", [{"augment": "full"}, {"augment": "diagonal", "env_id": "procgen-maze"}], ids=str
 )
 def test_sync_repeats_itself_and_resumes_exactly(tmp_path, settings):
