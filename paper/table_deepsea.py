@@ -29,7 +29,7 @@ SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
     "small": {
         "ppo": (ALL_SIZES, 5, 20_000),
         "a2c": (ALL_SIZES, 5, 20_000),
-        "dqn": (ALL_SIZES, 5, {10: 6_000} | dict.fromkeys(ALL_SIZES[1:], 12_000)),
+        "dqn": (ALL_SIZES, 5, 20_000),
         "ppo_lstm": ((10, 20), 3, 10_000),
     },
     "paper": dict.fromkeys(ALGORITHMS, (ALL_SIZES, 6, 100_000)),
@@ -70,7 +70,8 @@ def flags(size: str, deepsea_size: int, episodes: int, algorithm: str = "ppo") -
             *["--learning-rate", "0.001", "--minibatch-size", "128", "--train-frequency", "1"],
             *["--gradient-steps", "1", "--target-interval", "16", "--tau", "0.02"],
             *["--learning-starts", "256" if size == "smoke" else "2000", "--log-every", "50"],
-            *["--exploration-fraction", "0.05", "--buffer-size", "200000", "--beta", "0.3"],
+            *["--double-q", "--n-step", "10", "--buffer-size", "20000"],
+            *["--exploration-fraction", "0.03", "--beta", "0.3"],
         ],
     }
     return [
