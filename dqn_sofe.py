@@ -11,7 +11,7 @@ The defaults are the paper's and want a GPU; README.md has the smaller CPU setti
 
 Sources; a tag names a label of the paper, an equation or a function there
     [SOFE]  Castanyer et al. 2024, Improving Intrinsic Exploration by Creating Stationary Objectives
-    [DQN]   Mnih et al. 2015, Human-level control; double DQN: van Hasselt et al. 2016
+    [DQN]   Mnih et al. 2015; double DQN: van Hasselt et al. 2016; n-step: Hessel et al. 2018
     [SB3]   stable-baselines3, which the paper used: network (PyTorch's own initial weights), units
 
 Where the paper is silent (more in docs/dqn_sofe.md): sqrt pays beta / sqrt(N_t(s') + 1), a first
@@ -104,7 +104,7 @@ class Args:
     double_q: bool = False
     """double DQN: the network chooses the next action, the target network values it"""
     n_step: int = 1
-    """rewards in a target before it goes on with the target network"""
+    """rewards summed in a target; those after the first are of old actions, uncorrected"""
     max_grad_norm: float = 10.0
     """largest global norm of the gradient"""
     log_every: int = 25
@@ -264,7 +264,7 @@ class ReplayBuffer:
     actions, rewards, terminated, ended     (L, N), where a truncated episode has ended as well
     counts          (L, N or 1, H, W)       before the step; after it: the same plus the visits
     visits          (L, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
-    The oldest rows are never sampled: what the last log_every updates began from can be saved.
+    The oldest rows are never sampled: a stopped run saves them, at its latest row of the log.
     """
 
     def __init__(self, envs, table_shape, args):

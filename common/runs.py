@@ -70,7 +70,7 @@ RESUMABLE = (
 PACKAGES = ("torch", "gymnasium", "numpy", "griddly", "nle", "minihack", "tensorboard", "tyro")
 CODE = (":/*.py", ":/godot")  # from the root of the checkout, as git names it
 SHOWN = ("explore/bonus", "losses/entropy", "explore/epsilon")  # in the progress line
-TRACKER_SECONDS = 20.0  # that Weights & Biases may take to start
+TRACKER_SECONDS = "20"  # that Weights & Biases may take to start
 PROGRESS_SECONDS = 10.0  # between two plain lines where the output is not a terminal
 
 
@@ -491,7 +491,7 @@ class Run:
         self.visits = np.zeros((0, 0) if reachable is None else reachable.shape, np.int64)
         self._tracker = None
         if args.track and importlib.util.find_spec("wandb") is None:
-            fail("--track needs Weights & Biases: pip install wandb, or leave --track out")
+            fail("--track needs Weights & Biases: pip install wandb, or --no-track")
         self.folder = Path(args.resume).resolve() if args.resume else self._make_folder()
         if (pid := process_in(self.folder)) is not None:
             fail(
@@ -514,14 +514,14 @@ class Run:
         self._next_visits *= args.checkpoint_every  # the step whose table of visits is due
         with self._writing():
             (self.folder / "lock").write_text(str(os.getpid()))
+            if args.track:  # before anything changes, and before the writer, to which it listens
+                self._start_tracking()
             self._write_whole("args.json", json.dumps(record, indent=2).encode() + b"\n")
             for name in self._sizes:
                 self._open(name, [])
             if "episodes.csv" not in self._files:
                 columns = ["step", "return", "length", "bonus", "coverage", *more]
                 self._open("episodes.csv", columns)
-            if args.track:  # before the writer, which Weights & Biases listens to
-                self._start_tracking()
             purge = self.start_step + 1 if self.start_step else None
             self.writer = SummaryWriter(str(self.folder), purge_step=purge)
         self._bar: tqdm | None = None
@@ -584,6 +584,7 @@ class Run:
         """Mirror the run to Weights & Biases; a new run that cannot leaves no folder."""
         import wandb
 
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", TRACKER_SECONDS)
         try:
             self._tracker = wandb.init(
                 project="sofe",
@@ -591,14 +592,13 @@ class Run:
                 config=dataclasses.asdict(self.args),
                 dir=str(self.folder),
                 sync_tensorboard=True,
-                settings=wandb.Settings(init_timeout=TRACKER_SECONDS),
             )
         except Exception as error:  # no login, no network: it has many kinds
             self._let_go()
             if not self.args.resume:
                 shutil.rmtree(self.folder, ignore_errors=True)
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            remedy = "wandb login, WANDB_MODE=offline, or leave --track out"
+            remedy = "wandb login, WANDB_MODE=offline, WANDB_INIT_TIMEOUT=90, or --no-track"
             fail(f"Weights & Biases does not start ({reason}): {remedy}")
 
     # -- writing -------------------------------------------------------------------------------

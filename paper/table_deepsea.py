@@ -4,13 +4,13 @@
     python paper/table_deepsea.py --small --algorithm a2c --only 20   # the runs of one size
 
 The arms differ in --augment alone, and an algorithm has one setting for all sizes, in which a
-rollout is one episode of each env. A run that is finished is evaluated once more, on 10,000 or
-(--paper) 100,000 episodes, half of them greedy; all greedy ones are the same, as DeepSea is
-deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return of these episodes,
-and the training episodes after which an evaluation first earned 0.95 or more; there is one every
-1,000 episodes (DQN: 500). --only leaves the rows of the other sizes as they are. Printed beside
-them are the numbers of the paper's table, which ends at size 30, and "not run" for a size that has
-no rows.
+rollout, where there are rollouts, is one episode of each env. A run that is finished is evaluated
+once more, on 10,000 or (--paper) 100,000 episodes, half of them greedy; all greedy ones are the
+same, as DeepSea is deterministic. Writes paper/results/table_deepsea_ALGORITHM.csv: the mean return
+of these episodes, and the training episodes after which an evaluation first earned 0.95 or more;
+there is one every 1,000 episodes (DQN: 500). --only leaves the rows of the other sizes as they are,
+which must be of the same setting by their records. Printed beside them are the numbers of the
+paper's table, which ends at size 30, and "not run" for a size that has no rows.
 """
 
 import csv
@@ -24,7 +24,7 @@ ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
 DEEPSEAS = (10, 14, 20, 24, 30)
 ALL_SIZES = (*DEEPSEAS, 40, 50)  # two more than the paper has
-SIZES = {  # sizes, seeds and episodes (of all sizes or each) of each algorithm
+SIZES = {  # sizes, seeds and episodes of each algorithm
     "smoke": dict.fromkeys(ALGORITHMS, ((4,), 1, 64)) | {"dqn": ((4,), 1, 128)},
     "small": {
         "ppo": (ALL_SIZES, 5, 20_000),
@@ -104,13 +104,30 @@ def result(name: str, deepsea_size: int, runs=RUNS) -> tuple[float, float, int |
     return evals["greedy_return"][-1], evals["sampled_return"][-1], first
 
 
-def other_rows(path, size: str) -> list[list]:
-    """The rows of a table that are not of one size; none where there is no table."""
+def other_rows(path, only: str, command_of) -> list[list]:
+    """The rows of a table that are not of the size `only`; none where there is no table.
+
+    command_of   (size, arm, seed) -> name and command line of a run in the present setting; a table
+                 with runs of another one, or of one that is not on record, ends the program
+    """
     if not path.exists():
         return []
+    record = path.parent / "records" / path.name
+    commands = {}
+    if record.exists():
+        with open(record) as lines:
+            commands = {row["run"]: row["command"] for row in csv.DictReader(lines)}
     with open(path) as lines:
-        rows = [list(row.values()) for row in csv.DictReader(lines)]
-    return [[*row[:2], int(row[2]), *row[3:]] for row in rows if row[2] != size]
+        rows = [list(row.values()) for row in csv.DictReader(lines) if row["size"] != only]
+    rows = [[*row[:2], int(row[2]), *row[3:]] for row in rows]
+    for _, arm, size, seed, *_ in rows:
+        name, line = command_of(size, arm, int(seed))
+        if commands.get(name) != " ".join(["python", *line]):
+            raise SystemExit(
+                f"error: in {path} size {size} is of another setting, or not on record: run all "
+                "sizes (without --only), or remove that file first"
+            )
+    return rows
 
 
 def summary(values: list[float]) -> str:
@@ -126,26 +143,28 @@ def main():
     if args.only not in ("all", *map(str, sizes)):
         raise SystemExit(f"error: --{args.size} --algorithm {algorithm} has the sizes {sizes} only")
     prefix = "" if args.size == "small" else f"{args.size}-"
-    names = {
-        (size, arm, seed): f"{prefix}deepsea{size}-{algorithm}-{arm}-seed{seed}"
+    table = f"{prefix}table_deepsea_{algorithm}"
+    folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
+
+    def command_of(size: int, arm: str, seed: int) -> tuple[str, list[str]]:
+        line = [f"{algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]]
+        line += flags(args.size, size, budget, algorithm)
+        return f"{prefix}deepsea{size}-{algorithm}-{arm}-seed{seed}", line
+
+    rows = []
+    if args.only != "all":
+        rows = other_rows(folder / f"{table}.csv", args.only, command_of)
+    runs = [
+        (size, arm, seed)
         for size in sizes
         if args.only in ("all", str(size))
         for arm in ARMS
         for seed in range(1, seeds + 1)
-    }
-    budget = budget if isinstance(budget, dict) else dict.fromkeys(sizes, budget)
-    jobs = {
-        name: [
-            *[f"{algorithm}_sofe.py", "--seed", str(seed), ARMS[arm]],
-            *flags(args.size, size, budget[size], algorithm),
-        ]
-        for (size, arm, seed), name in sorted(names.items(), key=lambda item: item[0][2])
-    }
+    ]
+    jobs = dict(command_of(*run) for run in sorted(runs, key=lambda run: run[2]))
     launch(jobs, args.jobs)
+    names = {run: command_of(*run)[0] for run in runs}
     evaluate(list(names.values()), algorithm, EVALUATION[args.size], args.jobs)
-    folder = RUNS if args.size == "smoke" or args.seeds else RESULTS
-    table = f"{prefix}table_deepsea_{algorithm}"
-    rows = [] if args.only == "all" else other_rows(folder / f"{table}.csv", args.only)
     for (size, arm, seed), name in names.items():
         greedy, sampled, solved = result(name, size)
         rows.append([algorithm, arm, size, seed, f"{greedy:.4f}", f"{sampled:.4f}", solved or ""])

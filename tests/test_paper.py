@@ -543,7 +543,20 @@ def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatc
     header = "algorithm,arm,size,seed,greedy_return,sampled_return,episodes_to_0.95"
     old = ["ppo,sofe,10,1,0.7000,0.6000,1024", "ppo,plain,14,9,0,0,7", "ppo,sofe,30,1,0.5,0.5,"]
     path.write_text("\n".join([header, *old, ""]))
+    records = {}
+    for size in (10, 30):
+        line = ["python", "ppo_sofe.py", "--seed", "1", "--augment"]
+        line += table_deepsea.flags("smoke", size, 64)
+        records[size] = f"smoke-deepsea{size}-ppo-sofe-seed1,{' '.join(line)}"
+    record = tmp_path / "records" / path.name
+    record.parent.mkdir()
     monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "14"])
+    for lines in ([records[10]], [records[10].replace("--beta 0.3", "--beta 1"), records[30]]):
+        record.write_text("\n".join(["run,command", *lines]))
+        with pytest.raises(SystemExit, match=r"size (10|30) is of another setting"):
+            table_deepsea.main()
+        assert not launched and path.read_text().splitlines() == [header, *old]
+    record.write_text("\n".join(["run,command", *records.values()]))
     table_deepsea.main()
     chosen = ["smoke-deepsea14-ppo-sofe-seed1", "smoke-deepsea14-ppo-plain-seed1"]
     assert launched == evaluated == chosen and kept == [True]
@@ -568,7 +581,7 @@ def test_the_readmes_commands_for_deepsea_are_those_of_the_table(algorithm):
     written = tyro.cli(script.Args, args=line)
     size, episodes = written.deepsea_size, written.total_timesteps // written.deepsea_size
     budget = table_deepsea.SIZES["small"][algorithm][2]
-    assert episodes == (budget[size] if isinstance(budget, dict) else budget)
+    assert episodes == budget
     flags = table_deepsea.flags("small", size, episodes, algorithm)
     made = tyro.cli(script.Args, args=[*flags, "--augment"])
     made.eval_every, made.eval_episodes = written.eval_every, written.eval_episodes

@@ -566,22 +566,20 @@ def test_missing_packages_are_named(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_tracker_that_does_not_start_costs_no_run(tmp_path, monkeypatch):
+def test_a_tracker_that_does_not_start_changes_no_run(tmp_path, monkeypatch):
     """The real one does so where nobody is logged in; it is not installed with the project."""
-    _, folder = train(tmp_path)
+    _, folder = train(tmp_path, eval_every=8, checkpoint_every=8)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    fake = "def Settings(**settings):\n    return None\n\n\n"
-    fake += "def init(**settings):\n    raise RuntimeError('nobody is logged in.\\nmore')\n"
+    assert {"evals.csv", "visits.csv"} <= before.keys()
+    fake = "def init(**settings):\n    raise RuntimeError('nobody is logged in.\\nmore')\n"
     (tmp_path / "wandb.py").write_text(fake)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     new = shell(tmp_path, **TINY, track=True, runs_dir=tmp_path / "new", run_name="new")
     longer = shell(tmp_path, resume=folder, track=True, total_timesteps=10**6)
     for result in (new, longer):
-        ends_with_one_line(result, "(nobody is logged in)", "wandb login", "WANDB_MODE=offline")
+        ends_with_one_line(result, "(nobody is logged in)", "wandb login", "--no-track")
     assert not list((tmp_path / "new").iterdir())
-    after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert after.pop("args.json") != before.pop("args.json")  # it has the command
-    assert after == before
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_device_that_is_not_there(tmp_path):
