@@ -276,11 +276,12 @@ def study(task: str, algorithm: str) -> tuple[str, str, str]:
     if task.endswith("with a goal"):
         return f"sparse_{algorithm.lower()}", "episodic", "return"
     name = f"coverage_{NAMES.get(algorithm, algorithm.lower())}_maze{task[-1]}"
+    column = "coverage"
     if bonus.endswith(", global counts"):
-        return f"{name}_global", bonus.split(",")[0], "global_coverage"
+        name, bonus, column = f"{name}_global", bonus.split(",")[0], "global_coverage"
     if not (ROOT / "paper" / "results" / f"{name}.csv").exists():
         name += "_sqrt"  # of the two bonuses of PPO, one was run
-    return name, bonus, "coverage"
+    return name, bonus, column
 
 
 def measures(task: str, algorithm: str) -> dict[str, list[np.ndarray]]:
