@@ -254,12 +254,18 @@ def test_goals_that_a2c_came_to():
     assert best == pytest.approx(0.38, abs=0.005)
 
 
-def test_coverage_of_runs_with_global_counts():
-    name, words = "coverage_a2c_maze1_global", []
-    for arm in ARMS_IN_ORDER:
-        ends = curves(name, "global_coverage", arm=arm)[1][:, -1]
-        words.append(", ".join(f"{end:.2f}" for end in ends))
-    assert f"{words[0]} with SOFE and {words[1]} without" in " ".join(PAGE)
+@pytest.mark.parametrize("name", ["a2c_maze1_global", "ppo_maze1_global_sqrt"])
+def test_coverage_of_runs_with_global_counts(name):
+    for column, suffix in (("global_coverage", ""), ("sampled_coverage", "_eval")):
+        words = []
+        for arm in ARMS_IN_ORDER:
+            if suffix:
+                ends = evaluations(f"coverage_{name}", column, arm)
+            else:
+                ends = curves(f"coverage_{name}", column, arm=arm)[1][:, -1]
+            words.append(", ".join(f"{end:.2f}" for end in ends))
+        place = " of the maze in an episode" if suffix and "a2c" in name else ""
+        assert f"{words[0]}{place} with SOFE and {words[1]} without" in " ".join(PAGE)
 
 
 SCORES = table("| task | what is counted", README)
