@@ -264,7 +264,7 @@ class ReplayBuffer:
     actions, rewards, terminated, ended     (L, N), where a truncated episode has ended as well
     counts          (L, N or 1, H, W)       before the step; after it: the same plus the visits
     visits          (L, N, 2, 2) int16      cells of s', and of the next s_0 if the episode ended
-    The oldest rows are never sampled: a stopped run saves them, at its latest row of the log.
+    L exceeds what is sampled: a stopped run goes back to its latest row of the log and lacks none.
     """
 
     def __init__(self, envs, table_shape, args):

@@ -143,7 +143,7 @@ class ShallowTrunk(nn.Sequential):
 
 
 def flag_rules(args):
-    """Flags that the game of args.env_id has no use for, as `runs.check_args` takes its rules."""
+    """Flags that were set and are not of the game of args.env_id: rules for `runs.check_args`."""
     procgen = args.env_id == "procgen-maze"
     return [
         ("--shallow and --env-id: Procgen only", args.shallow and not procgen),

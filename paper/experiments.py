@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
@@ -160,6 +161,12 @@ def flags_at(line: list[str]) -> int:
     return next(place for place, word in enumerate(line) if word.startswith("--"))
 
 
+def arguments(line: list[str], script: str | None = None) -> dict[str, Any]:
+    """All arguments of a command line, also those at their default; script: whose (None: its)."""
+    module = importlib.import_module(script or Path(line[0]).stem)
+    return dataclasses.asdict(tyro.cli(module.Args, args=line[flags_at(line) :]))
+
+
 def check_args(folder: Path, line: list[str]) -> None:
     """End the program if a run was made with other arguments than a command line has.
 
@@ -170,7 +177,7 @@ def check_args(folder: Path, line: list[str]) -> None:
     script = importlib.import_module(record["script"])
     saved = {field.name: field.default for field in dataclasses.fields(script.Args)}
     saved |= record["args"]
-    asked = dataclasses.asdict(tyro.cli(script.Args, args=line[flags_at(line) :]))
+    asked = arguments(line, record["script"])
     free = set(RESUMABLE) - {"eval_every"} | {"runs_dir", "run_name"}
     for name, value in asked.items():
         was = saved[name]
@@ -250,8 +257,9 @@ def run(commands: dict[str, list[str]], parallel: int, runs: Path) -> None:
 def read(name: str, file: str = "episodes.csv", runs: Path = RUNS) -> dict[str, np.ndarray]:
     """The columns of a CSV file of a run, each (rows,) float64."""
     with open(runs / name / file) as lines:
-        rows = list(csv.DictReader(lines))
-    return {key: np.array([float(row[key]) for row in rows]) for key in rows[0]} if rows else {}
+        reader = csv.DictReader(lines)
+        rows = list(reader)
+    return {key: np.array([float(row[key]) for row in rows]) for key in reader.fieldnames or ()}
 
 
 def in_bins(steps: np.ndarray, values: np.ndarray, edges: np.ndarray, summary) -> np.ndarray:

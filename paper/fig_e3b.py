@@ -48,7 +48,7 @@ CPU = [  # small networks, many updates, and a bonus that an episode does not li
 MINIHACK = [*CPU, "--glyph-dim", "16", "--crop-only"]
 SMOKE = [
     *["--num-envs", "2", "--num-steps", "8", "--hidden-dim", "8", "--glyph-dim", "4"],
-    *["--embedding-dim", "32", "--phi-dim", "8", "--crop-only", "--num-workers", "0"],
+    *["--embedding-dim", "32", "--phi-dim", "8", "--num-workers", "0"],
     *["--eval-episodes", "1"],
 ]
 COLUMNS = ("greedy_success", "sampled_success", "greedy_length", "sampled_length")
@@ -78,7 +78,8 @@ def settings(task: str, size: str):
     """Environment, flags, steps, seeds and names of the arms of a size."""
     env_id, (flags, steps, seeds, arms), paper_env_id = TASKS[task]
     if size == "smoke":
-        return env_id, SMOKE, 160, 1, arms
+        crop = [] if task == "procgen" else ["--crop-only"]
+        return env_id, [*SMOKE, *crop], 160, 1, arms
     if size == "paper":
         hidden = ["--hidden-dim", "256"] if task == "procgen" else []
         return paper_env_id, hidden, 100_000_000, 6, tuple(ARMS)

@@ -18,7 +18,17 @@ import json
 import sys
 
 import numpy as np
-from experiments import RESULTS, RUNS, launch, parse_size, read, run, write_csv, write_records
+from experiments import (
+    RESULTS,
+    RUNS,
+    arguments,
+    launch,
+    parse_size,
+    read,
+    run,
+    write_csv,
+    write_records,
+)
 
 ARMS = {"sofe": "--augment", "plain": "--no-augment"}
 ALGORITHMS = ("ppo", "a2c", "dqn", "ppo_lstm")
@@ -122,10 +132,11 @@ def other_rows(path, only: str, command_of) -> list[list]:
     rows = [[*row[:2], int(row[2]), *row[3:]] for row in rows]
     for _, arm, size, seed, *_ in rows:
         name, line = command_of(size, arm, int(seed))
-        if commands.get(name) != " ".join(["python", *line]):
+        words = commands.get(name, "").split()[1:]
+        if not words or arguments(words) != arguments(line):
             raise SystemExit(
                 f"error: in {path} size {size} is of another setting, or not on record: run all "
-                "sizes (without --only), or remove that file first"
+                f"sizes (without --only), or move it and {record} away first"
             )
     return rows
 

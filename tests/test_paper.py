@@ -63,6 +63,7 @@ SMOKES = [  # file, flags, name of the table, its rows (None: as many as cells w
     ("ablation_encoding.py", ["--task", "deepsea14"], "ablation_encoding_deepsea14", 4),
     ("fig_godot.py", [], "coverage_sac_godot", 2 * 2 * 4),
     ("fig_e3b.py", [], "e3b_multiroom", 4 * 4),
+    ("fig_e3b.py", ["--task", "procgen"], "e3b_procgen", 3 * 4),
 ]
 
 
@@ -551,12 +552,15 @@ def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatc
     record = tmp_path / "records" / path.name
     record.parent.mkdir()
     monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "14"])
-    for lines in ([records[10]], [records[10].replace("--beta 0.3", "--beta 1"), records[30]]):
+    other = records[10].replace("--beta 0.3", "--beta 1")
+    for lines, wrong in (([records[10]], 30), ([other, records[30]], 10)):
         record.write_text("\n".join(["run,command", *lines]))
-        with pytest.raises(SystemExit, match=r"size (10|30) is of another setting"):
+        with pytest.raises(SystemExit, match=f"size {wrong} is of another setting"):
             table_deepsea.main()
         assert not launched and path.read_text().splitlines() == [header, *old]
-    record.write_text("\n".join(["run,command", *records.values()]))
+    # A flag that is left at its default is no other setting.
+    same = records[10].replace("--beta 0.3", "--gamma 0.99 --beta 0.3")
+    record.write_text("\n".join(["run,command", same, records[30]]))
     table_deepsea.main()
     chosen = ["smoke-deepsea14-ppo-sofe-seed1", "smoke-deepsea14-ppo-plain-seed1"]
     assert launched == evaluated == chosen and kept == [True]
@@ -567,6 +571,20 @@ def test_the_table_of_one_size_keeps_the_rows_of_the_others(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["table_deepsea.py", "--smoke", "--only", "20"])
     with pytest.raises(SystemExit, match=r"ppo has the sizes \(10, 14\) only"):
         table_deepsea.main()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn"])
+def test_the_tables_of_deepsea_are_of_the_present_setting(algorithm):
+    """By their records; the runs of PPO with LSTM were not kept."""
+
+    def command_of(size, arm, seed):
+        line = [f"{algorithm}_sofe.py", "--seed", str(seed), table_deepsea.ARMS[arm]]
+        budget = table_deepsea.SIZES["small"][algorithm][2]
+        line += table_deepsea.flags("small", size, budget, algorithm)
+        return f"deepsea{size}-{algorithm}-{arm}-seed{seed}", line
+
+    path = ROOT / "paper" / "results" / f"table_deepsea_{algorithm}.csv"
+    assert len(table_deepsea.other_rows(path, "none", command_of)) >= 50
 
 
 @pytest.mark.parametrize("algorithm", table_deepsea.ALGORITHMS)
