@@ -331,6 +331,27 @@ def test_where_sofe_is_ahead(row):
     assert verdict == ("; ".join(words) or "not separated")
 
 
+def test_what_the_readme_begins_with():
+    """Where SOFE is ahead or behind by all measures, which its first page names."""
+    found = {"ahead": set(), "behind": set()}
+    for task, _, algorithm, *_, verdict in with_tasks(SCORES):
+        word, _, names = verdict.partition(" ")
+        if names == "at the end, over training, evaluated":
+            found[word].add((task, algorithm))
+    maze = {("Maze 1, sqrt", "PPO"), ("Maze 1, salesman", "PPO"), ("Maze 1, sqrt", "PPO with LSTM")}
+    e3b = ("MultiRoom-N4", "IMPALA, E3B, ellipsoid shown")
+    assert found["ahead"] == maze | {("Maze 2, S-Max", "PPO")}
+    assert found["behind"] == {("Maze 3, salesman", "PPO"), e3b}
+    text = " ".join(line.strip() for line in README)
+    for words in (
+        "ahead by all of our measures with PPO in Maze 1, with and without an LSTM, and with PPO "
+        "and S-Max in Maze 2.",
+        "behind by all of them with PPO and salesman in Maze 3, and with E3B's whole ellipsoid in "
+        "MiniHack.",
+    ):
+        assert words in text
+
+
 def test_agents_that_cover_less_than_a_random_walk():
     """Evaluated with sampled actions, in the mazes: what the README counts is all there is."""
     less = {}
