@@ -49,7 +49,11 @@ SMALL = {
         *["--update-epochs", "4", "--ent-coef", "0.01", *SMALL_NETWORK],
     ],
     "a2c": ["--ent-coef", "0.01", *SMALL_NETWORK],
-    "dqn": ["--learning-starts", "20000", "--buffer-size", "500000", *SMALL_NETWORK],
+    "dqn": [
+        *["--gamma", "0.9", "--learning-rate", "0.001", "--double-q", "--n-step", "10"],
+        *["--target-interval", "16", "--tau", "0.005", "--learning-starts", "20000"],
+        *["--buffer-size", "50000", *SMALL_NETWORK],
+    ],
     "ppo_lstm": [
         *["--num-envs", "32", "--num-minibatches", "16"],
         *["--update-epochs", "4", "--ent-coef", "0.01", *SMALL_NETWORK],
